@@ -105,13 +105,13 @@ def interpret_in_f64(model: Model, inputs: Mapping[str, np.ndarray]) -> dict[str
 def _checked_import(model: Model, inputs: Mapping[str, np.ndarray]) -> Imported:
     """The model; InputError when the inputs are not exactly its own."""
     if not isinstance(inputs, Mapping):
-        raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays")
+        raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays", code="TC2001")
     imported = import_model(model, assume_equal=False)
     names = [param.name for param in imported.module.main.params]
     for name in names:
         if name not in inputs:
-            raise InputError(f'input "{name}" is missing; the inputs are: {", ".join(names)}')
+            raise InputError(f'input "{name}" is missing; the inputs are: {", ".join(names)}', code="TC2001")
     for name in inputs:
         if name not in names:
-            raise InputError(f'there is no input "{name}"; the inputs are: {", ".join(names)}')
+            raise InputError(f'there is no input "{name}"; the inputs are: {", ".join(names)}', code="TC2001")
     return imported

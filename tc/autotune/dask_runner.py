@@ -26,7 +26,7 @@ import numpy as np
 from tc.autotune.measure import DEFAULT_MEMORY_BYTES, LocalRunner
 from tc.autotune.runner import Job, Measurement, ReferenceClock
 from tc.autotune.timing import TrialPlan
-from tc.errors import MeasureError, UserError
+from tc.errors import MeasureError, TuningError, UserError
 from tc.schedule.step import LANGUAGE_VERSION
 from tc.target import Target, available_cpus, native_target
 from tc.version import __version__, compiler_fingerprint
@@ -77,7 +77,7 @@ def _lacking(wanted: str) -> tuple[str, ...]:
     try:
         return Target.parse(wanted).missing_here() if wanted else ()
     except UserError as error:
-        return (str(error),)
+        return (error.text,)
 
 
 class DaskRunner:
@@ -362,11 +362,11 @@ def local_cluster(cores: Sequence[int]) -> Iterator[Client]:
     A worker that dies is replaced by one on the same CPU. UserError where processes cannot be tied to CPUs.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise UserError("this system does not tie processes to CPUs")
+        raise TuningError("this system does not tie processes to CPUs")
     missing = sorted(set(cores) - os.sched_getaffinity(0))
     if missing or len(set(cores)) != len(cores) or not cores:
         allowed = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-        raise UserError(f"cores is {list(cores)}; they must be different CPUs of these: {allowed}")
+        raise TuningError(f"cores is {list(cores)}; they must be different CPUs of these: {allowed}")
     from distributed import Client, LocalCluster
 
     with (

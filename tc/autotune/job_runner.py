@@ -27,7 +27,7 @@ from tc.autotune.job_folder import (
 )
 from tc.autotune.runner import Job, Measurement, ReferenceClock, Runner
 from tc.codegen.cuda.compile import compiler, keep_binaries
-from tc.errors import MeasureError, TcError, UserError
+from tc.errors import MeasureError, TcError, TuningError, UserError
 from tc.target import Target
 
 POLL_SECONDS = 0.2
@@ -87,7 +87,7 @@ class JobFolderRunner:
                 build(BuildRequest(job.workload, job.trace))
                 build(BuildRequest(job.reference, job.reference_trace))
             except TcError as error:
-                return Measurement.failed("build", str(error)[:400])
+                return Measurement.failed("build", error.text[:400])
             finally:
                 keep_binaries(None)
         return None
@@ -153,7 +153,7 @@ def measure_folder(
     """
     jobs, report = JobFolder(folder), FolderReport()
     if not folder.is_dir():
-        raise UserError(f"there is no folder {str(folder)!r}")
+        raise TuningError(f"there is no folder {str(folder)!r}")
     end, idle = time.monotonic() + seconds, time.monotonic()
     while time.monotonic() < end:
         names = _claimed(jobs, report)
@@ -218,13 +218,13 @@ def _measured(runner: Runner, jobs: Sequence[Job]) -> list[Measurement | str]:
         return list(runner.measure(jobs)) if jobs else []
     except UserError as error:
         if len(jobs) == 1:
-            return [str(error)]
+            return [error.text]
     found: list[Measurement | str] = []
     for job in jobs:  # one of another target keeps none of the others from being measured
         try:
             found += runner.measure([job])
         except UserError as error:
-            found.append(str(error))
+            found.append(error.text)
     return found
 
 

@@ -24,7 +24,7 @@ from tc.autotune.explore import ExploreRequest
 from tc.autotune.runner import Job, Measurement, ReferenceClock, Workload
 from tc.autotune.search.space import Candidate, Space
 from tc.autotune.timing import CheckRequest, Timed, TimeRequest, TrialPlan
-from tc.errors import MeasureError, UserError
+from tc.errors import MeasureError, TuningError
 from tc.schedule.knobs import Value
 from tc.target import Target, available_cpus, native_target
 
@@ -59,9 +59,9 @@ class LocalRunner:
     ) -> None:
         count = native_target().cores if builders is None else builders
         if count < 1:
-            raise UserError(f"builders is {count}, must be at least 1")
+            raise TuningError(f"builders is {count}, must be at least 1")
         if os.name != "posix":
-            raise UserError("candidates can be measured on Unix systems only")
+            raise TuningError("candidates can be measured on Unix systems only")
         self._count = count
         self._build_timeout = build_timeout
         self._run_timeout = run_timeout
@@ -199,7 +199,7 @@ class LocalRunner:
         for text, threads in {(w.target, w.threads) for job in jobs for w in (job.workload, job.reference)}:
             refuse_foreign(Target.parse(text))
             if not 1 <= threads <= available_cpus():
-                raise UserError(f"cannot measure with {threads} threads: this process may use {available_cpus()} CPUs")
+                raise TuningError(f"cannot measure with {threads} threads: this process may use {available_cpus()} CPUs")
 
     # -- children
 
@@ -290,7 +290,7 @@ def refuse_foreign(target: Target) -> None:
     """UserError unless this machine, and its device, run code for a target."""
     lacking = target.missing_here()
     if lacking:
-        raise UserError(f"this machine cannot run code for {target.device_text or target}: it has no {', '.join(lacking)}")
+        raise TuningError(f"this machine cannot run code for {target.device_text or target}: it has no {', '.join(lacking)}")
 
 
 def _patience(workload: Workload) -> int:

@@ -26,7 +26,7 @@ from tc.codegen.c.dialect import CUDA
 from tc.codegen.cuda.compile import compile_cuda, compiler
 from tc.codegen.cuda.resources import FunctionResources, resources_of
 from tc.cost.device_estimate import DeviceLaunchEstimate, estimate_launches, total_seconds
-from tc.errors import TcError, UserError
+from tc.errors import TcError, TuningError
 from tc.frontend.dims import Dim
 from tc.frontend.registry import Model, import_model
 from tc.passes.pipeline import prepare_model
@@ -114,10 +114,10 @@ def rank_model(
     UserError for a target without a device: schedules for processors are measured.
     """
     if target.device is None:
-        raise UserError("schedules are ranked for devices; this machine measures those for its processor")
+        raise TuningError("schedules are ranked for devices; this machine measures those for its processor")
     tasks = select(tasks_of(prepare_model(import_model(model, dims), target), sizes).tasks)
     if not tasks:
-        raise UserError("nothing to rank: the model has no kernels")
+        raise TuningError("nothing to rank: the model has no kernels")
     end = time.monotonic() + seconds
     ranked = []
     for number, task in enumerate(tasks):

@@ -32,7 +32,7 @@ from tc.autotune.search.space import VARIANT, Candidate
 from tc.autotune.state import TaskState
 from tc.autotune.task import Task
 from tc.autotune.verification import MOST_REJECTED, WORTH_CHECKING, Verifier
-from tc.errors import MeasureError, ScheduleError, UserError
+from tc.errors import MeasureError, ScheduleError, TuningError
 from tc.records.database import Database
 from tc.records.record import Choice, Record, place_of, target_key, threads_of
 from tc.records.workloads import WorkloadStore
@@ -135,15 +135,15 @@ class Tuner:
         from_default: bool = True,
     ) -> None:
         if not tasks:
-            raise UserError("nothing to tune: there are no tasks")
+            raise TuningError("nothing to tune: there are no tasks")
         if budget_seconds is None and trials_per_task is None:
-            raise UserError("tuning needs a bound: a budget of time, or a number of trials")
+            raise TuningError("tuning needs a bound: a budget of time, or a number of trials")
         if budget_seconds is not None and budget_seconds <= 0:
-            raise UserError(f"a budget of {budget_seconds:g} seconds leaves no time to measure anything")
+            raise TuningError(f"a budget of {budget_seconds:g} seconds leaves no time to measure anything")
         if trials_per_task is not None and trials_per_task < 1:
-            raise UserError(f"trials per task is {trials_per_task}, must be at least 1")
+            raise TuningError(f"trials per task is {trials_per_task}, must be at least 1")
         if cost not in COSTS or policy not in POLICIES:
-            raise UserError(f"cost is one of {', '.join(COSTS)}, policy one of {', '.join(POLICIES)}; found {cost!r} and {policy!r}")
+            raise TuningError(f"cost is one of {', '.join(COSTS)}, policy one of {', '.join(POLICIES)}; found {cost!r} and {policy!r}")
         self._runner, self._database, self._clock = runner, database, clock
         self._budget, self._trials, self._seed = budget_seconds, trials_per_task, seed
         self._emit = on_event or (lambda event: None)
@@ -176,7 +176,7 @@ class Tuner:
         except MeasureError as error:
             if not self._states:
                 raise
-            reason = f"nothing can be measured any more: {error}"
+            reason = f"nothing can be measured any more: {error.text}"
         self._decide_variants()
         return self._finish(reason)
 

@@ -28,7 +28,7 @@ from tc.autotune.tasks import measured_sizes, tasks_of
 from tc.autotune.tuner import Tuner, TuningResult
 from tc.check.compare import differing_result, sized_inputs
 from tc.compiler import check_words, compile_model
-from tc.errors import TcError, UserError
+from tc.errors import TcError, TuningError, UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, import_model
 from tc.frontend.signature import require_numbers
@@ -83,11 +83,11 @@ def parse_budget(text: str | float) -> float:
     else:
         matched = _BUDGET.fullmatch(text.strip()) if isinstance(text, str) and text.strip() else None
         if matched is None:
-            raise UserError(f"budget: {text!r} is not a time such as 10m, 90s or 1h30m")
+            raise TuningError(f"budget: {text!r} is not a time such as 10m, 90s or 1h30m")
         hours, minutes, rest = (float(part or 0) for part in matched.groups())
         seconds = 3600 * hours + 60 * minutes + rest
     if not 0 < seconds < float("inf"):
-        raise UserError(f"budget: {text} leaves no time to measure anything")
+        raise TuningError(f"budget: {text} leaves no time to measure anything")
     return seconds
 
 
@@ -151,7 +151,7 @@ def tune(
     symbolic = [var.name for var in measured_sizes(prepared.imported.module.main, {})]
     for name in sizes:
         if name not in symbolic:
-            raise UserError(f"sizes: the model has no symbolic dim {name!r}; it has {', '.join(symbolic) or 'none'}")
+            raise TuningError(f"sizes: the model has no symbolic dim {name!r}; it has {', '.join(symbolic) or 'none'}")
     known = TunedSchedules(Database(path, create=False), chosen, threads_of(chosen)).decide if path.is_file() else take_default
     found = tasks_of(prepared, sizes, known)
     selected = select_tasks(found.tasks, tasks)
@@ -204,7 +204,7 @@ def checked_sizes(sizes: object) -> dict[str, int]:
     found = {}
     for name, dim in checked_dims(sizes, "sizes").items():
         if dim.fixed is None:
-            raise UserError(f"sizes: {name} is {dim}, must be one size")
+            raise TuningError(f"sizes: {name} is {dim}, must be one size")
         found[name] = dim.fixed
     return found
 
@@ -212,18 +212,18 @@ def checked_sizes(sizes: object) -> dict[str, int]:
 def _check_search(tasks: object, trials: object, seed: object, database: object, callback: object) -> None:
     """UserError for what `tune` cannot use, before any time is spent."""
     if trials is not None and (not isinstance(trials, int) or trials < 1):
-        raise UserError(f"trials is {trials!r}, must be at least 1")
+        raise TuningError(f"trials is {trials!r}, must be at least 1")
     if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise UserError(f"seed is {seed!r}, must be a whole number, not negative")
+        raise TuningError(f"seed is {seed!r}, must be a whole number, not negative")
     if database is not None and not isinstance(database, (str, os.PathLike)):
-        raise UserError(f"database is a {type(database).__name__}, must be a path")
+        raise TuningError(f"database is a {type(database).__name__}, must be a path")
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
-        raise UserError(f"tasks is a {type(tasks).__name__}, must be a list of patterns such as ['conv*']")
+        raise TuningError(f"tasks is a {type(tasks).__name__}, must be a list of patterns such as ['conv*']")
     for pattern in tasks:
         if not isinstance(pattern, str):
-            raise UserError(f"tasks: {pattern!r} is not a pattern such as 'conv*'")
+            raise TuningError(f"tasks: {pattern!r} is not a pattern such as 'conv*'")
     if callback is not None and not callable(callback):
-        raise UserError(f"callback is a {type(callback).__name__}, must be a function")
+        raise TuningError(f"callback is a {type(callback).__name__}, must be a function")
 
 
 def select_tasks(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
@@ -234,12 +234,12 @@ def select_tasks(tasks: Sequence[Task], patterns: Sequence[str]) -> list[Task]:
         if not patterns or any(fnmatchcase(name, pattern) for name in (task.name, *task.nodes) for pattern in patterns)
     ]
     if not tasks:
-        raise UserError("nothing to tune: the model has no kernels")
+        raise TuningError("nothing to tune: the model has no kernels")
     if not fitting:
-        raise UserError(f"tasks: nothing fits {', '.join(patterns)}; there are: {', '.join(task.name for task in tasks)}")
+        raise TuningError(f"tasks: nothing fits {', '.join(patterns)}; there are: {', '.join(task.name for task in tasks)}")
     open_ones = [task for task in fitting if len(task.variants) > 1 or task.space().default().knobs]
     if not open_ones:
-        raise UserError(f"nothing to tune: the schedules of {', '.join(task.name for task in fitting)} leave nothing open")
+        raise TuningError(f"nothing to tune: the schedules of {', '.join(task.name for task in fitting)} leave nothing open")
     return open_ones
 
 

@@ -110,7 +110,7 @@ class Verifier:
                 inputs = [variant.literals.get(place, value) for place, value in enumerate(drawn)]
                 expected = run_function(variant.reference, main.name, inputs, dims=variant.sizes)
             except TcError as error:
-                return f"its reference cannot be run: {error}"
+                return f"its reference cannot be run: {error.text}"
             state.reference[candidate.variant] = (inputs, [np.asarray(x) for x in expected])
         inputs, expected = state.reference[candidate.variant]
         return self._runner.check(state.job(candidate), inputs, expected)

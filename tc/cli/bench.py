@@ -22,7 +22,7 @@ from tc.cli.outcome import Outcome, format_array, format_bytes, format_seconds, 
 from tc.cli.reference import check_outputs, describe_check
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
 from tc.compiler import run_stages
-from tc.errors import CheckError, MeasureError, UserError
+from tc.errors import CheckError, MeasureError, UsageError
 from tc.measure.compare import SUBJECT, Comparison, Loader, compare_runtimes, run_apart, with_load_costs
 from tc.measure.harness import Plan, Ratio
 from tc.measure.roofline import ModelWork, count_model, machine_limits, rates, roofline_fractions
@@ -110,9 +110,9 @@ def execute(args: argparse.Namespace) -> Outcome:
     if args.tolerance is None:
         args.tolerance = EXACT if args.precision == "f32" else NARROW
     if math.isnan(args.tolerance):
-        raise UserError("--tolerance is nan, must be a number")
+        raise UsageError("--tolerance is nan, must be a number")
     if args.top < 0 or args.rounds < 1 or not 0 < args.seconds < 86400:
-        raise UserError("--top must not be negative, --rounds at least 1, --seconds more than 0")
+        raise UsageError("--top must not be negative, --rounds at least 1, --seconds more than 0")
     peers, counts = parse_peers(args.vs), parse_threads(args.threads)
     options = compile_options(argparse.Namespace(**{**vars(args), "threads": 1}))
     module = tc.compile(args.model, **options)
@@ -145,7 +145,7 @@ def parse_peers(text: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip() not in ("", "none", SUBJECT)))
     unknown = [name for name in names if name not in PEERS]
     if unknown:
-        raise UserError(f"--vs: there is no runtime '{unknown[0]}'; there are {', '.join(PEERS)}")
+        raise UsageError(f"--vs: there is no runtime '{unknown[0]}'; there are {', '.join(PEERS)}")
     return names
 
 
@@ -156,7 +156,7 @@ def parse_threads(text: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys((1, cores)))
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= cores for part in parts):
-        raise UserError(f"--threads {text}: needs numbers from 1 to {cores} with commas between them, such as 1,{cores}")
+        raise UsageError(f"--threads {text}: needs numbers from 1 to {cores} with commas between them, such as 1,{cores}")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 

@@ -14,7 +14,7 @@ from tc.check.bisect import PassEffect, pass_effects
 from tc.cli.options import add_compile_arguments, check_tolerance, compile_options, need_model
 from tc.cli.outcome import Outcome, make_table
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
-from tc.errors import UserError, VerifyError
+from tc.errors import UsageError, VerifyError
 from tc.frontend.registry import import_model
 from tc.target import Target
 
@@ -42,7 +42,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     check_tolerance(args.tolerance)
     options = compile_options(args)
     if options.get("precision", "f32") != "f32":
-        raise UserError("--precision: bisect follows the passes of f32")
+        raise UsageError("--precision: bisect follows the passes of f32")
     module = tc.compile(args.model, **options)
     inputs = make_inputs(module, args)
     imported = import_model(args.model, dims=options.get("dims"), assume_equal=False)

@@ -23,7 +23,7 @@ from tc.cli.options import add_compile_arguments, check_tolerance, compile_optio
 from tc.cli.outcome import Outcome, format_array, make_table
 from tc.cli.reference import distance
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
-from tc.errors import ModelError, UserError
+from tc.errors import ModelError, UsageError
 from tc.fuzz.evaluate import Failed, run_onnxruntime, run_reference
 from tc.ir.dtype import from_numpy
 
@@ -75,7 +75,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     try:
         model = onnx.load(args.model)
     except Exception as error:  # protobuf has errors of its own
-        raise ModelError(f"{args.model}: cannot be read as an ONNX file: {error}") from error
+        raise ModelError(f"{args.model}: cannot be read as an ONNX file: {error}", code="TC1001") from error
     options = compile_options(args)
     module = tc.compile(args.model, **options)
     inputs = make_inputs(module, args)
@@ -124,7 +124,7 @@ def _run_both(
     try:
         expected = dict(zip(names, RUNTIMES[against](open_model, inputs), strict=True))
     except Failed as error:
-        raise UserError(f"--against {against}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"--against {against}: {str(error).splitlines()[0]}") from error
     return found, expected
 
 

@@ -16,7 +16,7 @@ import tc
 from tc.cli.options import add_compile_arguments, compile_options, need_model
 from tc.cli.outcome import Outcome, check_output, format_bytes, format_seconds, make_table, write_file
 from tc.codegen.kernels import SCHEDULE_STEP
-from tc.errors import UserError
+from tc.errors import UsageError
 from tc.passes.manager import PASSES, Hooks, Stopwatch
 from tc.passes.pipeline import USUAL, PassOptions
 from tc.stages import known_stages
@@ -60,7 +60,7 @@ def pass_options(args: argparse.Namespace, watch: Stopwatch) -> PassOptions:
     known = {*PASSES, SCHEDULE_STEP}
     for name in args.print_after:
         if name not in known:
-            raise UserError(f"--print-after: no pass {name!r}; there are: {', '.join(sorted(known))}")
+            raise UsageError(f"--print-after: no pass {name!r}; there are: {', '.join(sorted(known))}")
     hooks = Hooks(args.verify_each, frozenset(args.print_after), print, watch if args.timings else None)
     options = PassOptions(hooks, args.passes)
     options.pipeline(args.numerics)  # its text is read
@@ -71,13 +71,13 @@ def execute(args: argparse.Namespace) -> Outcome:
     """Compile, or with `--emit` stop at a stage and print it."""
     need_model(args.model, "tc compile", "not a model")
     if is_for_folder(args) and args.output.is_file():
-        raise UserError(f"--output {args.output}: is a file; a file for each kernel needs a folder, all of them in one a name with a dot")
+        raise UsageError(f"--output {args.output}: is a file; a file for each kernel needs a folder, all of them in one a name with a dot")
     if args.output:
         check_output(args.output / "plan.txt" if is_for_folder(args) and args.output.is_dir() else args.output, "--output")
     if args.emit:
         return emit_stage(args)
     if args.kernel:
-        raise UserError("--kernel: needs --emit, to say which stage of the kernel to write")
+        raise UsageError("--kernel: needs --emit, to say which stage of the kernel to write")
     watch = Stopwatch()
     options = {**compile_options(args), "passes": pass_options(args, watch)}
     start = time.perf_counter()
@@ -137,9 +137,9 @@ def _write_text(text: str | bytes, path: Path) -> None:
 def emit_stage(args: argparse.Namespace) -> Outcome:
     options = compile_options(args)
     if args.passes is not None or args.verify_each or args.print_after or args.timings:
-        raise UserError("--passes, --verify-each, --print-after and --timings are not for --emit")
+        raise UsageError("--passes, --verify-each, --print-after and --timings are not for --emit")
     if args.tune or args.verify != "auto":
-        raise UserError(f"--{'tune' if args.tune else 'verify'}: not for --emit, which shows what is compiled by default")
+        raise UsageError(f"--{'tune' if args.tune else 'verify'}: not for --emit, which shows what is compiled by default")
     target = Target.of(options["target"])
     if options["threads"] is not None:
         target = replace(target, cores=options["threads"])

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table, write_file
-from tc.errors import ScheduleError, TcError, UserError
+from tc.errors import ScheduleError, TcError, UsageError, UserError
 from tc.records.apply import check_trace
 from tc.records.database import COLUMNS, Database, check_columns, export_row
 from tc.records.index import Problem
@@ -159,7 +159,7 @@ def list_tasks(args: argparse.Namespace) -> Outcome:
 def show_best(args: argparse.Namespace) -> Outcome:
     """The best schedules of every task that fits. UserError when there is none."""
     if args.top < 0:
-        raise UserError(f"--top is {args.top}, must not be negative")
+        raise UsageError(f"--top is {args.top}, must not be negative")
     database = Database(args.file, create=False)
     summaries = summarize(database.records(any_language=True))
     chosen = [s for s in summaries if is_meant(s, args.task)]
@@ -198,7 +198,7 @@ def merge(args: argparse.Namespace) -> Outcome:
 def prune(args: argparse.Namespace) -> Outcome:
     """Keep the best `args.keep` schedules of each task."""
     if args.keep < 1:
-        raise UserError(f"--keep is {args.keep}, must be at least 1")
+        raise UsageError(f"--keep is {args.keep}, must be at least 1")
     database = Database(args.file, create=False)
     before = args.file.stat().st_size
     pruned = database.prune(args.keep)
@@ -223,7 +223,7 @@ def export(args: argparse.Namespace) -> Outcome:
     """Write columns of the records to a file, or to standard output."""
     columns = COLUMNS if args.columns is None else [name.strip() for name in args.columns.split(",") if name.strip()]
     if not columns:
-        raise UserError("--columns: no column is named")
+        raise UsageError("--columns: no column is named")
     check_columns(columns)
     database = Database(args.file, create=False)
 
@@ -278,10 +278,10 @@ def unknown_task(path: Path, text: str, summaries: Sequence[TaskSummary]) -> Use
     """What to say when no task fits: the names that are near, or some that there are."""
     names = list(dict.fromkeys(s.task or s.workload for s in summaries))
     if not names:
-        return UserError(f"{path}: holds no records yet")
+        return UsageError(f"{path}: holds no records yet")
     near = [name for name in names if text in name][:5] or difflib.get_close_matches(text, names, n=3) or names[:5]
     more = ", ..." if len(names) > len(near) else ""
-    return UserError(f"{path}: no task is named '{text}'; there are {', '.join(near)}{more}")
+    return UsageError(f"{path}: no task is named '{text}'; there are {', '.join(near)}{more}")
 
 
 def describe(summary: TaskSummary, names: dict[str, str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from tc.cli.outcome import Outcome, format_bytes, format_seconds, make_table
 from tc.codegen.cuda.compile import compiler as cuda_compiler
 from tc.codegen.cuda.compile import toolkit_program
-from tc.errors import TcError, UserError
+from tc.errors import TcError, UsageError, UserError
 from tc.measure.rates import measure_rates
 from tc.runtime.cache_root import cache_path, cache_problem
 from tc.runtime.pool import fork_join_seconds
@@ -134,7 +134,7 @@ def _devices(kind: str, count: Callable[[], int], driver_of: Callable[[int], str
         for number in range(count()):
             found.append({"target": f"{kind}:{number}", "driver": driver_of(number), **_one_device(f"{kind}:{number}")})
     except TcError as error:
-        return {"found": found, "problem": str(error)}
+        return {"found": found, "problem": error.text}
     return {"found": found, "problem": None}
 
 
@@ -143,7 +143,7 @@ def _one_device(name: str) -> dict[str, Any]:
     try:
         device = Target.parse(name).device
     except TcError as error:
-        return {"facts": None, "problem": str(error)}
+        return {"facts": None, "problem": error.text}
     assert device is not None
     return {"facts": dataclasses.asdict(device), "problem": None}
 
@@ -173,7 +173,7 @@ def change_rates(args: argparse.Namespace) -> dict[str, Any]:
         return {}
     path = measured_path()
     if path is None:
-        raise UserError("doctor: TC_MACHINE_FILE switches measured rates off")
+        raise UsageError("doctor: TC_MACHINE_FILE switches measured rates off")
     if args.forget:
         return {"forgotten": str(path) if forget_measured(path) else None}
     target, load = native_target(), os.getloadavg()[0]
@@ -181,7 +181,7 @@ def change_rates(args: argparse.Namespace) -> dict[str, Any]:
     try:
         write_measured(target, found.rates, path)
     except OSError as error:
-        raise UserError(f"doctor: {error.filename or path}: {error.strerror or error}") from error
+        raise UsageError(f"doctor: {error.filename or path}: {error.strerror or error}") from error
     return {"measured_now": dict(found.shown), "load_before": load}
 
 
@@ -190,7 +190,7 @@ def rate_facts() -> dict[str, Any]:
     try:
         table = table_of(native_target())
     except UserError as error:
-        return {"kind": None, "problem": str(error)}
+        return {"kind": None, "problem": error.text}
     return {
         "kind": table.kind.name,
         "source": dict(table.kind.source),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tc.cli.options import TARGET_HELP
 from tc.cli.outcome import Outcome, make_table
-from tc.errors import UserError
+from tc.errors import UsageError
 from tc.fuzz.campaign import Failure, Settings, Summary, run_campaign
 from tc.fuzz.generate import MODES
 from tc.fuzz.reduce import describe as describe_subject
@@ -51,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Judge the seeds and report; exit code 3 when one failed."""
     if args.count is not None and args.count < 1:
-        raise UserError(f"--count is {args.count}, must be at least 1")
+        raise UsageError(f"--count is {args.count}, must be at least 1")
     if args.processes < 1:
-        raise UserError(f"--processes is {args.processes}, must be at least 1")
+        raise UsageError(f"--processes is {args.processes}, must be at least 1")
     if args.seed < 0:
-        raise UserError(f"--seed is {args.seed}, must not be negative")
+        raise UsageError(f"--seed is {args.seed}, must not be negative")
     seconds = parse_budget(args.budget) if args.budget else None
     count = args.count or (10**9 if seconds else 100)
     Target.of(args.target)  # refused here, not once a model
@@ -68,7 +68,7 @@ def parse_budget(text: str) -> float:
     """Seconds of `90s`, `10m` or `2h`."""
     matched = _BUDGET.fullmatch(text)
     if matched is None:
-        raise UserError(f"--budget: '{text}' is not a time such as 90s, 10m or 2h")
+        raise UsageError(f"--budget: '{text}' is not a time such as 90s, 10m or 2h")
     return int(matched[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[matched[2]]
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 import tc
 from tc.cli.options import add_precision_arguments, is_compiled, precision_options
 from tc.cli.outcome import Outcome, format_bytes, format_shape, make_table
-from tc.errors import UserError
+from tc.errors import UsageError
 from tc.stages import on_host, precisions_of
 from tc.target import Target
 
@@ -48,9 +48,9 @@ def execute(args: argparse.Namespace) -> Outcome:
     """Read the model named by `args.model` and describe it. A refused node makes the exit code 2."""
     if is_compiled(args.model):
         if args.target is not None:
-            raise UserError(f"--target: {args.model} is compiled already; the option is for its ONNX file")
+            raise UsageError(f"--target: {args.model} is compiled already; the option is for its ONNX file")
         if args.precision != "f32" or args.calibration:
-            raise UserError(f"--precision: {args.model} is compiled already; the option is for its ONNX file")
+            raise UsageError(f"--precision: {args.model} is compiled already; the option is for its ONNX file")
         return describe_compiled(args.model)
     inspection = tc.inspect(args.model)
     nodes: list[dict[str, str]] = [

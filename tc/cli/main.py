@@ -13,11 +13,26 @@ from typing import Any, NoReturn
 import numpy as np
 from rich.console import Console
 
-from tc.cli import bench, bisect, compare, db, demo, doctor, fuzz, inspect, measure, profile, quantize, run, tune
+from tc.cli import (
+    bench,
+    bisect,
+    compare,
+    db,
+    demo,
+    doctor,
+    explain,
+    fuzz,
+    inspect,
+    measure,
+    profile,
+    quantize,
+    run,
+    tune,
+)
 from tc.cli import compile as compile_command
 from tc.cli import reduce as reduce_command
 from tc.cli.operators import import_operators
-from tc.errors import TcError, UserError
+from tc.errors import TcError, UsageError
 from tc.version import __version__
 
 COMMANDS = {
@@ -34,6 +49,7 @@ COMMANDS = {
     "fuzz": (fuzz, "compile random models and compare them with other runtimes"),
     "reduce": (reduce_command, "make a model that fails small"),
     "db": (db, "look into tuning databases; join, shrink and export them"),
+    "explain": (explain, "say what the code of an error means"),
     "doctor": (doctor, "check this machine and this installation"),
     "demo": (demo, "read handwritten digits with a model that comes along"),
 }
@@ -54,16 +70,13 @@ examples:
   tc tune model.onnx --budget 10m --db tuned.db
   tc quantize model.onnx --data calib/ -o model.int8.onnx
   tc db list tuned.db
+  tc explain TC1012
   tc COMMAND --help                     more of them
 
 exit codes:
   0 done   1 wrong request or damaged file   2 not supported   3 results differ from the reference
   4 a bound on size, time or memory was reached
 """
-
-
-class UsageError(UserError):
-    """A command line that cannot be read."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -138,10 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report_error(error: BaseException, *, as_json: bool) -> int:
     """Print `error` as one message, as a JSON object too if asked to; returns the exit code that belongs to it."""
-    kind = type(error).__name__
+    kind, facts, shown = type(error).__name__, {}, ""
     match error:
         case TcError():
-            message, exit_code = str(error), error.exit_code
+            message, exit_code, facts = error.with_end(""), error.exit_code, error.facts()
+            shown = error.with_end(f" (tc explain {error.code})")
         case OSError(filename=str(name)):
             message, exit_code = f"{name}: {error.strerror}", 1
         case MemoryError():
@@ -151,8 +165,8 @@ def report_error(error: BaseException, *, as_json: bool) -> int:
         case _:
             message, exit_code = f"internal error: {kind}: {error} (--debug shows where)", 1
     if as_json:
-        print(to_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}}))
-    print(f"tc: error: {message}", file=sys.stderr)
+        print(to_json({"error": {"kind": kind, "message": message, "exit_code": exit_code, **facts}}))
+    print(f"tc: error: {shown or message}", file=sys.stderr)
     return exit_code
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from tc.errors import TcError, UserError
+from tc.errors import TcError, UsageError
 
 
 def import_operators(name: str) -> None:
@@ -20,13 +20,13 @@ def import_operators(name: str) -> None:
     except TcError:
         raise
     except Exception as error:  # whatever the user's own code raises
-        raise UserError(f"--operators {name}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"--operators {name}: {type(error).__name__}: {error}") from error
 
 
 def _import_file(path: Path) -> None:
     if path.stem in sys.modules:
         if getattr(sys.modules[path.stem], "__file__", None) != str(path.resolve()):
-            raise UserError(f"--operators {path}: a module called {path.stem} is there already; give the file another name")
+            raise UsageError(f"--operators {path}: a module called {path.stem} is there already; give the file another name")
         return
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None and spec.loader is not None, "a path that ends so is one of a module"

@@ -13,7 +13,7 @@ import numpy as np
 
 import tc
 from tc.cli.values import Values, parse_values
-from tc.errors import LimitError, UserError
+from tc.errors import LimitError, UsageError, UserError
 from tc.frontend.formats import foreign_format
 from tc.frontend.onnx.tensors import MAX_TENSOR_BYTES
 from tc.ir.dtype import DType, parse_dtype
@@ -70,8 +70,8 @@ def parse_array_spec(text: str) -> ShapeSpec:
     if named is not None:
         names = [part for part in named[1].split("x")[:-1] if not part.isdecimal()]
         hint = ",".join(f"{name}=4" for name in names)
-        raise UserError(f"'{text}' is not a shape such as 1x3x224x224xf32; --dims {hint} gives the sizes of symbolic dims")
-    raise UserError(f"'{text}' is not a shape such as 1x3x224x224xf32")
+        raise UsageError(f"'{text}' is not a shape such as 1x3x224x224xf32; --dims {hint} gives the sizes of symbolic dims")
+    raise UsageError(f"'{text}' is not a shape such as 1x3x224x224xf32")
 
 
 def parse_dims(texts: list[str], option: str = "--dims") -> dict[str, DimSpec]:
@@ -81,11 +81,11 @@ def parse_dims(texts: list[str], option: str = "--dims") -> dict[str, DimSpec]:
         name, equals, fact = part.strip().partition("=")
         matched = _DIM.fullmatch(fact)
         if not name or not equals or matched is None:
-            raise UserError(f"{option}: '{part}' is not of the form name=8, name=1:64 or name=32:512:32")
+            raise UsageError(f"{option}: '{part}' is not of the form name=8, name=1:64 or name=32:512:32")
         lo = int(matched[1])
         spec = DimSpec(lo, int(matched[2] or lo), int(matched[3] or 1))
         if spec.hi < spec.lo or spec.multiple_of < 1:
-            raise UserError(f"{option}: '{part}' holds no number")
+            raise UsageError(f"{option}: '{part}' holds no number")
         dims[name] = spec
     return dims
 
@@ -98,14 +98,14 @@ def parse_input(text: str) -> InputSpec:
     if source.endswith(".npy"):
         return InputSpec(name or None, Path(source))
     if source.endswith(".npz"):
-        raise UserError(f"--input {text}: give an .npz file to --inputs; it holds all inputs by name")
+        raise UsageError(f"--input {text}: give an .npz file to --inputs; it holds all inputs by name")
     values = parse_values(source)
     if values is not None:
         return InputSpec(name or None, values)
     try:
         return InputSpec(name or None, parse_array_spec(source))
     except UserError as error:
-        raise UserError(f"--input: {error}. It may also be a value, such as 16000 or [1,2,3], or a .npy file") from None
+        raise UsageError(f"--input: {error.text}. It may also be a value, such as 16000 or [1,2,3], or a .npy file") from None
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -113,7 +113,7 @@ def read_array(path: Path) -> np.ndarray:
     try:
         array: np.ndarray = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read as a .npy file: {_why(path, error)}") from error
+        raise UsageError(f"{path}: cannot be read as a .npy file: {_why(path, error)}") from error
     return array
 
 
@@ -137,14 +137,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read as an .npz file: {_why(path, error)}") from error
+        raise UsageError(f"{path}: cannot be read as an .npz file: {_why(path, error)}") from error
 
 
 def check_room(shape: tuple[int, ...], dtype: DType, what: str) -> None:
     """LimitError for an input that is larger than a tensor may be."""
     size_bytes = math.prod(shape) * dtype.size_bytes
     if size_bytes > MAX_TENSOR_BYTES:
-        raise LimitError(f"--input: {what} would take {size_bytes} bytes; the limit is {MAX_TENSOR_BYTES}")
+        raise LimitError(f"--input: {what} would take {size_bytes} bytes; the limit is {MAX_TENSOR_BYTES}", code="TC1060")
 
 
 def random_array(spec: ShapeSpec, rng: np.random.Generator) -> np.ndarray:
@@ -170,13 +170,13 @@ def is_compiled(path: Path) -> bool:
 def need_model(path: Path, command: str, why: str) -> None:
     """UserError for a compiled module, where only the model will do."""
     if is_compiled(path):
-        raise UserError(f"{path} is a compiled module, {why}; {command} wants the ONNX file that it was made from")
+        raise UsageError(f"{path} is a compiled module, {why}; {command} wants the ONNX file that it was made from")
 
 
 def check_tolerance(tolerance: float) -> None:
     """UserError for what no difference can be compared with."""
     if not tolerance >= 0:
-        raise UserError(f"--tolerance is {tolerance}, must be a number that is not negative")
+        raise UsageError(f"--tolerance is {tolerance}, must be a number that is not negative")
 
 
 THREADS_HELP = "how many threads to use (default: TC_NUM_THREADS, else OMP_NUM_THREADS, else one for each core)"
@@ -193,7 +193,7 @@ def refuse_compile_options(args: argparse.Namespace) -> None:
     for name, default in _COMPILE_DEFAULTS.items():
         if getattr(args, name) != default:
             option = name.replace("_", "-")
-            raise UserError(f"--{option}: {args.model} is compiled already; the option is for compiling its ONNX file")
+            raise UsageError(f"--{option}: {args.model} is compiled already; the option is for compiling its ONNX file")
 
 
 def add_precision_arguments(group: argparse._ActionsContainer) -> None:

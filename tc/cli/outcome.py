@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tc.errors import UserError
+from tc.errors import UsageError
 from tc.ir.dtype import from_numpy
 
 
@@ -78,11 +78,11 @@ def check_output(path: Path, option: str) -> None:
     """UserError, before any work is done, when no file can be written there."""
     folder = path.parent
     if not folder.is_dir():
-        raise UserError(f"{option} {path}: there is no folder {str(folder)!r}")
+        raise UsageError(f"{option} {path}: there is no folder {str(folder)!r}")
     if path.is_dir():
-        raise UserError(f"{option} {path}: that is a folder")
+        raise UsageError(f"{option} {path}: that is a folder")
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{option} {path}: the folder {str(folder)!r} cannot be written")
+        raise UsageError(f"{option} {path}: the folder {str(folder)!r} cannot be written")
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -92,6 +92,6 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
         write(unfinished)
         unfinished.replace(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         unfinished.unlink(missing_ok=True)

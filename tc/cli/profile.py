@@ -12,7 +12,7 @@ import tc
 from tc.cli.options import add_compile_arguments, compile_options, need_model
 from tc.cli.outcome import Outcome, format_array, format_seconds, make_table
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
-from tc.errors import UserError
+from tc.errors import UsageError
 
 EPILOG = """\
 examples:
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile, profile, and add up. Seconds are means over the calls of launches alone, without the entry around them."""
     if args.repeat < 1:
-        raise UserError(f"--repeat is {args.repeat}, must be at least 1")
+        raise UsageError(f"--repeat is {args.repeat}, must be at least 1")
     if args.top < 0:
-        raise UserError(f"--top is {args.top}, must not be negative")
+        raise UsageError(f"--top is {args.top}, must not be negative")
     need_model(args.model, "tc profile", "in which no launch has a clock")
     module = tc.compile(args.model, **compile_options(args))
     inputs = make_inputs(module, args)

@@ -17,7 +17,7 @@ import tc
 from tc.autotune.report.plots import require_matplotlib
 from tc.cli.options import THREADS_HELP, need_model, parse_dims
 from tc.cli.outcome import Outcome, check_output, format_bytes, format_seconds, make_table
-from tc.errors import UserError
+from tc.errors import UsageError
 from tc.quantization.quantize import MODES, QuantizationStep, quantize
 from tc.quantization.result import FrontPoint, QuantizedModel
 from tc.quantization.search import ALGORITHMS
@@ -80,16 +80,16 @@ def execute(args: argparse.Namespace) -> Outcome:
     need_model(args.model, "tc quantize", "which has its types already")
     check_output(args.output, "-o")
     if args.output.exists() and args.model.exists() and args.output.samefile(args.model):
-        raise UserError(f"-o {args.output}: that is the model itself; nothing was written")
+        raise UsageError(f"-o {args.output}: that is the model itself; nothing was written")
     if args.report:
         check_output(args.report, "--report")
         require_matplotlib()
         if args.mode != "static":
-            raise UserError(f"--report: the mode {args.mode!r} searches nothing that a report could show")
+            raise UsageError(f"--report: the mode {args.mode!r} searches nothing that a report could show")
     choice = {"max_error": args.max_error, "min_metric": args.min_metric, "min_speedup": args.min_speedup}
     is_chosen = args.point is not None or any(value is not None for value in choice.values())
     if is_chosen and args.mode != "static":
-        raise UserError(f"--max-error, --min-metric, --min-speedup and --point choose on a front; the mode {args.mode!r} has none")
+        raise UsageError(f"--max-error, --min-metric, --min-speedup and --point choose on a front; the mode {args.mode!r} has none")
     console = Console(stderr=True)
     with StepDisplay(console, quiet=args.json) as display:
         found = quantize(
@@ -127,19 +127,19 @@ def read_metric(text: str) -> Callable[[Any], float]:
     file, colon, name = text.rpartition(":")
     path = Path(file)
     if not colon or path.suffix != ".py":
-        raise UserError(f"--metric {text}: must be of the form file.py:function")
+        raise UsageError(f"--metric {text}: must be of the form file.py:function")
     if not path.is_file():
-        raise UserError(f"--metric {text}: there is no file {file!r}")
+        raise UsageError(f"--metric {text}: there is no file {file!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UserError(f"--metric {text}: {file} raised {type(error).__name__}: {error}") from error
+        raise UsageError(f"--metric {text}: {file} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"--metric {text}: {file} has no function {name!r}")
+        raise UsageError(f"--metric {text}: {file} has no function {name!r}")
     return function  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tc.cli.options import TARGET_HELP, parse_dims, read_arrays
 from tc.cli.outcome import Outcome
-from tc.errors import ModelError, UserError
+from tc.errors import ModelError, UsageError
 from tc.fuzz.campaign import write_subject
 from tc.fuzz.differential import Run
 from tc.fuzz.process import Judge
@@ -48,7 +48,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     feeds = read_arrays(args.inputs) if args.inputs else random_feeds(model, args)
     missing = {i.name for i in model.graph.input} - set(feeds) - {t.name for t in model.graph.initializer}
     if missing:
-        raise UserError(f"--inputs {args.inputs}: holds no {', '.join(sorted(missing))}")
+        raise UsageError(f"--inputs {args.inputs}: holds no {', '.join(sorted(missing))}")
     how: dict[str, Any] = {"threads": args.threads, "numerics": args.numerics, "target": args.target}
     judge = Judge()
     try:
@@ -83,7 +83,7 @@ def load(path: Path) -> onnx.ModelProto:
     except OSError:
         raise
     except Exception as error:  # protobuf's errors share no base that onnx promises
-        raise ModelError(f"{path}: cannot be read as an ONNX file: {error}") from error
+        raise ModelError(f"{path}: cannot be read as an ONNX file: {error}", code="TC1001") from error
 
 
 def random_feeds(model: onnx.ModelProto, args: argparse.Namespace) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 import tc
 from tc.check.relative_error import relative_error
 from tc.cli.outcome import format_array
-from tc.errors import UserError
+from tc.errors import UsageError
 
 Arrays = dict[str, np.ndarray]
 
@@ -32,13 +32,13 @@ def run_onnxruntime(model: Path, inputs: Arrays) -> Arrays:
     try:
         import onnxruntime
     except ImportError as error:
-        raise UserError("--check onnxruntime: the package onnxruntime is not installed") from error
+        raise UsageError("--check onnxruntime: the package onnxruntime is not installed") from error
     try:
         session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         return dict(zip(names, session.run(names, inputs)))
     except Exception as error:  # of many classes, all of its own
-        raise UserError(f"--check onnxruntime: it does not run this model: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"--check onnxruntime: it does not run this model: {str(error).splitlines()[0]}") from error
 
 
 CHECKERS: dict[str, Callable[[Path, Arrays], Arrays]] = {

@@ -35,7 +35,7 @@ from tc.cli.options import (
 from tc.cli.outcome import Outcome, check_output, format_array, format_seconds, make_table, write_file
 from tc.cli.reference import CHECKERS, OutputCheck, check_outputs, describe_check
 from tc.cli.values import Values, array_of
-from tc.errors import CheckError, InputError, ShapeError, UserError
+from tc.errors import CheckError, InputError, ShapeError, UsageError
 from tc.frontend.signature import require_numbers
 from tc.ir.arith import evaluate
 from tc.ir.expr import Var
@@ -88,12 +88,12 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Compile or load, run, measure, check, write. Raises CheckError when results differ from the reference."""
     if args.repeat < 1:
-        raise UserError(f"--repeat is {args.repeat}, must be at least 1")
+        raise UsageError(f"--repeat is {args.repeat}, must be at least 1")
     if math.isnan(args.tolerance):
-        raise UserError("--tolerance is nan, must be a number")
+        raise UsageError("--tolerance is nan, must be a number")
     check_seed(args.seed)
     if args.output and args.output.suffix != ".npz":
-        raise UserError(f"--output {args.output}: results are written as .npz")
+        raise UsageError(f"--output {args.output}: results are written as .npz")
     if args.output:
         check_output(args.output, "--output")
     if args.check:
@@ -138,14 +138,14 @@ def load_module(args: argparse.Namespace) -> tc.CompiledModule:
     for name in parse_dims(args.dims):
         if name not in module.dims:
             known = ", ".join(module.dims) or "none: all its shapes are fixed"
-            raise UserError(f"--dims: {args.model} has no symbolic dim '{name}'; it has {known}")
+            raise UsageError(f"--dims: {args.model} has no symbolic dim '{name}'; it has {known}")
     return module
 
 
 def check_seed(seed: int) -> None:
     """UserError for a seed that numpy does not take."""
     if seed < 0:
-        raise UserError(f"--seed is {seed}, must not be negative")
+        raise UsageError(f"--seed is {seed}, must not be negative")
 
 
 def make_inputs(module: tc.CompiledModule, args: argparse.Namespace) -> dict[str, np.ndarray]:
@@ -193,7 +193,7 @@ def hint_at_dims(module: tc.CompiledModule, args: argparse.Namespace) -> Iterato
     except (InputError, ShapeError) as error:
         assumed = assumed_dims(module, args)
         if assumed:
-            error.message += f" ({say_assumed(assumed)})"
+            error.said += f" ({say_assumed(assumed)})"
         raise
 
 
@@ -207,12 +207,12 @@ def name_inputs(specs: list[InputSpec], names: list[str]) -> dict[str, Source]:
     sources: dict[str, Source] = {}
     for spec in specs:
         if spec.name is None and len(names) != 1:
-            raise UserError(f"--input {spec.source}: say which input it is: {', '.join(f'{n}=...' for n in names)}")
+            raise UsageError(f"--input {spec.source}: say which input it is: {', '.join(f'{n}=...' for n in names)}")
         name = spec.name or names[0]
         if name not in names:
-            raise UserError(f"--input {name}: the model has no such input; it has {', '.join(names)}")
+            raise UsageError(f"--input {name}: the model has no such input; it has {', '.join(names)}")
         if name in sources:
-            raise UserError(f"--input {name}: given twice, as {sources[name]} and {spec.source}")
+            raise UsageError(f"--input {name}: given twice, as {sources[name]} and {spec.source}")
         sources[name] = spec.source
     return sources
 

@@ -32,7 +32,7 @@ from tc.autotune.report.plots import require_matplotlib
 from tc.autotune.tuning import Tuned, default_database, parse_budget, select_tasks, tune
 from tc.cli.options import THREADS_HELP, add_precision_arguments, need_model, parse_dims, precision_options
 from tc.cli.outcome import Outcome, check_output, format_seconds, make_table, write_file
-from tc.errors import UserError
+from tc.errors import UsageError
 from tc.records.database import Database
 from tc.records.record import target_key
 from tc.target import Target, check_threads
@@ -89,7 +89,7 @@ def execute(args: argparse.Namespace) -> Outcome:
         check_output(args.report, "--report")
     database = args.db or default_database()
     if args.resume and not database.is_file():
-        raise UserError(f"--resume: there is no database {str(database)!r}; without --resume it is made")
+        raise UsageError(f"--resume: there is no database {str(database)!r}; without --resume it is made")
     dims = {name: tc.Dim(spec.lo, spec.hi, spec.multiple_of) for name, spec in parse_dims(args.dims).items()}
     if args.rank:
         return _rank(args, dims)
@@ -119,7 +119,7 @@ def execute(args: argparse.Namespace) -> Outcome:
 def _rank(args: argparse.Namespace, dims: dict[str, tc.Dim]) -> Outcome:
     """What is predicted of schedules for a device."""
     if args.report or args.resume or args.db:
-        raise UserError("--rank: nothing is measured, so there is no database and no report")
+        raise UsageError("--rank: nothing is measured, so there is no database and no report")
     sizes = {name: spec.lo for name, spec in parse_dims(args.size, "--size").items()}
     ranked = rank_model(
         args.model,

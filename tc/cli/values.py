@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tc.errors import UserError
+from tc.errors import UsageError
 from tc.ir.dtype import DType, int_range
 
 Number = bool | int | float
@@ -47,10 +47,10 @@ def _parse_list(text: str, bare: str) -> Values:
     try:
         array = np.array(json.loads(bare), object)
     except (ValueError, RecursionError):
-        raise UserError(wrong) from None
+        raise UsageError(wrong) from None
     numbers = tuple(array.reshape(-1).tolist())
     if not all(isinstance(number, (bool, int, float)) for number in numbers):
-        raise UserError(wrong)
+        raise UsageError(wrong)
     return Values(text, numbers, array.shape)
 
 
@@ -63,10 +63,10 @@ def array_of(values: Values, name: str, dtype: DType, shape: tuple[int, ...]) ->
 
 def _as_integer(number: Number, name: str, dtype: DType) -> int:
     if not math.isfinite(number) or number != int(number):
-        raise UserError(f"--input {name}: {number} is not a whole number, but the input is {dtype}")
+        raise UsageError(f"--input {name}: {number} is not a whole number, but the input is {dtype}")
     low, high = int_range(dtype)
     if not low <= number <= high:
-        raise UserError(f"--input {name}: {number} does not fit into {dtype}, which holds {low} to {high}")
+        raise UsageError(f"--input {name}: {number} does not fit into {dtype}, which holds {low} to {high}")
     return int(number)
 
 
@@ -78,5 +78,5 @@ def _as_float(number: Number, name: str, dtype: DType) -> float:
     with np.errstate(over="ignore"):
         kept = float(np.asarray(exact).astype(dtype.numpy))
     if math.isinf(kept) and number not in (math.inf, -math.inf):
-        raise UserError(f"--input {name}: {number} is too large for {dtype}")
+        raise UsageError(f"--input {name}: {number} is too large for {dtype}")
     return exact

@@ -65,7 +65,7 @@ class StringTable:
         """i64 numbers of an array of strings. InputError for elements that are none."""
         given = np.asarray(array, None if isinstance(array, np.ndarray) else object)
         if given.dtype.kind not in "OUST":
-            raise InputError(f"{what}: dtype is {given.dtype}, but must be one of strings")
+            raise InputError(f"{what}: dtype is {given.dtype}, but must be one of strings", code="TC2002")
         found = np.fromiter((self.number(_as_text(item, what)) for item in given.reshape(-1).tolist()), np.int64, given.size)
         return found.reshape(given.shape)
 
@@ -81,9 +81,9 @@ def _as_text(item: object, what: str) -> str:
         try:
             return item.decode()
         except UnicodeDecodeError as error:
-            raise InputError(f"{what}: a string is not UTF-8: {error}") from error
+            raise InputError(f"{what}: a string is not UTF-8: {error}", code="TC2008") from error
     if not isinstance(item, str):
-        raise InputError(f"{what}: an element is a {type(item).__name__}, must be a string")
+        raise InputError(f"{what}: an element is a {type(item).__name__}, must be a string", code="TC2008")
     return item
 
 
@@ -105,7 +105,7 @@ def current_strings() -> StringTable:
     """The table of the call that runs on this thread."""
     table: StringTable | None = getattr(_call, "table", None)
     if table is None:
-        raise UnsupportedError("strings are known only while a compiled module runs that takes or returns them")
+        raise UnsupportedError("strings are known only while a compiled module runs that takes or returns them", code="TC1017")
     return table
 
 
@@ -120,11 +120,11 @@ def pack_value(value: Any, kind: str, dtype: str, strings: StringTable | None, w
     numbers = np.dtype(np.int64) if dtype == STRING else parse_dtype(dtype).numpy
     if value is None:
         if not kind.startswith("optional"):
-            raise InputError(f"{what} is None, must be a {kind}")
+            raise InputError(f"{what} is None, must be a {kind}", code="TC2008")
         return [np.empty(0, numbers), _NO_CONTENT, np.empty(0, np.int64)]
     if kind.endswith("sequence"):
         if not isinstance(value, (list, tuple)):
-            raise InputError(f"{what} is a {type(value).__name__}, must be a list of arrays")
+            raise InputError(f"{what} is a {type(value).__name__}, must be a list of arrays", code="TC2008")
         items = [item_array(item, dtype, strings, f"{what}[{k}]") for k, item in enumerate(value)]
     else:
         items = [item_array(value, dtype, strings, what)]
@@ -140,7 +140,7 @@ def item_array(value: Any, dtype: str, strings: StringTable | None, what: str) -
         return strings.numbers(value, what)
     array = np.from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype != parse_dtype(dtype).numpy:
-        raise InputError(f"{what}: dtype is {array.dtype}, but must be {dtype}")
+        raise InputError(f"{what}: dtype is {array.dtype}, but must be {dtype}", code="TC2002")
     return array
 
 
@@ -150,13 +150,13 @@ def unpack_value(arrays: Sequence[np.ndarray], kind: str, dtype: str, strings: S
     if kind.startswith("optional") and ranks.tolist() == [-1]:
         return None
     if (ranks < 0).any() or (dims < 0).any() or ranks.sum() != dims.size or (not kind.endswith("sequence") and ranks.size != 1):
-        raise InputError(f"ranks {ranks.tolist()} and dims {dims.tolist()} are not those of a {kind}")
+        raise InputError(f"ranks {ranks.tolist()} and dims {dims.tolist()} are not those of a {kind}", code="TC2008")
     items, place, start = [], 0, 0
     for rank in ranks.tolist():
         shape = tuple(dims[place : place + rank].tolist())
         count = prod(shape)
         if start + count > elements.size:
-            raise InputError(f"dims {dims.tolist()} need more than {elements.size} elements")
+            raise InputError(f"dims {dims.tolist()} need more than {elements.size} elements", code="TC2008")
         item = elements[start : start + count].reshape(shape)
         items.append(strings.array(item) if dtype == STRING and strings is not None else item)
         place, start = place + rank, start + count
@@ -212,7 +212,7 @@ class ValueLayout:
             return pack_value(value, self.kind, self.dtype, strings, what)
         if not isinstance(value, (list, tuple)) or len(value) != self.count:
             found = f"{len(value)} items" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
-            raise InputError(f"{what} is {found}, must be a list of {self.count} arrays")
+            raise InputError(f"{what} is {found}, must be a list of {self.count} arrays", code="TC2008")
         return [item_array(item, self.dtype, strings, f"{what}[{k}]") for k, item in enumerate(value)]
 
     def restore(self, tensors: Sequence[np.ndarray], strings: StringTable) -> Any:
@@ -244,13 +244,13 @@ class Signature:
             flat.update({name: value} if part is None else zip(part.flat_names(), part.flatten(value, strings), strict=True))
         for part in self.inputs:
             if part.name not in values:
-                raise InputError(f'input "{part.name}" is missing; the inputs are: {", ".join(str(p) for p in self.inputs)}')
+                raise InputError(f'input "{part.name}" is missing; the inputs are: {", ".join(str(p) for p in self.inputs)}', code="TC2001")
         return flat
 
     def by_position(self, values: Sequence[Any]) -> dict[str, Any]:
         """Inputs by name."""
         if len(values) != len(self.inputs):
-            raise InputError(f"{len(values)} values given, but the model has {len(self.inputs)} inputs")
+            raise InputError(f"{len(values)} values given, but the model has {len(self.inputs)} inputs", code="TC2001")
         return {part.name: value for part, value in zip(self.inputs, values, strict=True)}
 
     def restore(self, tensors: Sequence[np.ndarray], strings: StringTable) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def require_numbers(signature: Signature | None, what: str) -> None:
     """UnsupportedError where `what` cannot make inputs up: not all are tensors of numbers."""
     if signature is not None:
         others = "; ".join(str(part) for part in (*signature.inputs, *signature.outputs) if not part.is_plain)
-        raise UnsupportedError(f"{what}: it takes models of tensors of numbers only, and this one has {others}")
+        raise UnsupportedError(f"{what}: it takes models of tensors of numbers only, and this one has {others}", code="TC1017")
 
 
 def signature_of(inputs: Sequence[ValueLayout], outputs: Sequence[ValueLayout], strings: StringTable) -> Signature | None:

@@ -90,7 +90,7 @@ def bind_dims(
     equations: list[tuple[str, int, Expr, int]] = []
     for type_, shape, name in zip(types, shapes, names, strict=True):
         if len(shape) != type_.rank:
-            raise InputError(f'input "{name}": rank is {len(shape)}, but must be {type_.rank}')
+            raise InputError(f'input "{name}": rank is {len(shape)}, but must be {type_.rank}', code="TC2003")
         for axis, (dim, size) in enumerate(zip(type_.shape, shape, strict=True)):
             if isinstance(dim, Var) and dim not in env:
                 env[dim] = size
@@ -100,7 +100,7 @@ def bind_dims(
     for name, axis, dim, size in equations:
         expected = evaluate(dim, outer)
         if expected != size:
-            raise InputError(f'input "{name}": dim {axis} is {size}, but must be {dim} = {expected}')
+            raise InputError(f'input "{name}": dim {axis} is {size}, but must be {dim} = {expected}', code="TC2003")
     return env
 
 
@@ -165,7 +165,7 @@ class _Frame:
                 if isinstance(dim, Var):
                     self.dims.setdefault(dim, size)
         if tuple(int(evaluate(dim, self.dims)) for dim in shape) != result.shape:
-            raise InputError(f"{target.name} is {list(result.shape)}, but must be {target.type}")
+            raise InputError(f"{target.name} is {list(result.shape)}, but must be {target.type}", code="TC2004")
         if target.type.dtype.numpy != result.dtype:
             raise VerifyError(f"{target.name} is {result.dtype}, but must be {target.type}")
 
@@ -173,7 +173,7 @@ class _Frame:
         for requirement in [r for r in self.requirements if self._is_known(r.condition)]:
             self.requirements.remove(requirement)
             if not evaluate(requirement.condition, self.dims):
-                raise InputError(requirement.message)
+                raise InputError(requirement.message, code="TC2004")
 
     def _is_known(self, condition: Expr) -> bool:
         return all(node in self.dims for node in walk(condition) if isinstance(node, Var))
@@ -216,7 +216,7 @@ class _Frame:
             case ReadDims(operand=operand, dims=dims):
                 for dim, size in zip(dims, self.value(operand).reshape(-1).tolist(), strict=True):
                     if size < 0:
-                        raise InputError(f"{dim} is {size}, but must not be negative")
+                        raise InputError(f"{dim} is {size}, but must not be negative", code="TC2004")
                     self.dims[dim] = size
                 return []
             case If(condition=condition, then_branch=then_branch, else_branch=else_branch):
@@ -279,7 +279,7 @@ def _as_argument(value: object, param: TensorVar) -> np.ndarray:
     array = np.asarray(value)
     type_ = _tensor(param.type)
     if array.dtype != type_.dtype.numpy:
-        raise InputError(f'input "{param.name}": dtype is {array.dtype}, but must be {type_.dtype}')
+        raise InputError(f'input "{param.name}": dtype is {array.dtype}, but must be {type_.dtype}', code="TC2002")
     return array
 
 

@@ -175,7 +175,7 @@ def compile_to_python(func: PrimFunc, order: Order = _in_order) -> Callable[...,
 
 
 def _refuse(message: str, index: int, size: int) -> NoReturn:
-    raise InputError(message.format(index=index, size=size))
+    raise InputError(message.format(index=index, size=size), code="TC2004")
 
 
 def _out_of_range(what: str, value: int, extent: int) -> NoReturn:

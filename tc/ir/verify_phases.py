@@ -47,7 +47,7 @@ def first_phase_complaint(launch: FinishedLaunch) -> PhaseComplaint | None:
         run.run()
     except VerifyError as error:
         stmt = run.sites[run.site] if run.sites else launch.body
-        return stmt, str(error).removeprefix(f"{run.name}: ")
+        return stmt, error.text.removeprefix(f"{run.name}: ")
     return None
 
 

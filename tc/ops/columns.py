@@ -38,7 +38,7 @@ def _infer_col2im(types: Types, attrs: Attrs) -> TensorType:
     if min((*attrs.strides, *attrs.dilations), default=1) < 1:
         raise ShapeError(f"col2im: strides {attrs.strides} and dilations {attrs.dilations} must be positive")
     if x.dtype.is_bool or x.dtype.is_storage:
-        raise UnsupportedError(f"col2im: there is no sum of {x.dtype}")
+        raise UnsupportedError(f"col2im: there is no sum of {x.dtype}", code="TC1012")
     for d, size in enumerate(block):
         require(size >= 1, f"col2im: axis {d} of the block is {size}")
     elements = product(block)

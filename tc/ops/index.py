@@ -52,7 +52,7 @@ def check_places(indices: np.ndarray, axis: int, size: int) -> np.ndarray:
         places = np.where(places < 0, places + size, places)
     wrong = (places < 0) | (places >= size)
     if wrong.any():
-        raise InputError(f"index {indices[wrong].flat[0]} is out of range for axis {axis} of size {size}")
+        raise InputError(f"index {indices[wrong].flat[0]} is out of range for axis {axis} of size {size}", code="TC2004")
     return places
 
 
@@ -498,7 +498,10 @@ def _run_check_range(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert x is not None
     wrong = (x < 0) | (x >= int(attrs.limit))
     if wrong.any():
-        raise InputError(f"{attrs.what} {x[wrong].flat[0]} is out of range: it must be at least 0 and below {int(attrs.limit)}")
+        raise InputError(
+            f"{attrs.what} {x[wrong].flat[0]} is out of range: it must be at least 0 and below {int(attrs.limit)}",
+            code="TC2004",
+        )
     return x
 
 

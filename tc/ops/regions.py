@@ -195,7 +195,7 @@ register(
 def _infer_roi_align(types: Types, attrs: Attrs) -> TensorType:
     x, batch, *bins = (operand(types, k, "roi_align") for k in range(6))
     if attrs.mode not in ("avg", "max"):
-        raise UnsupportedError(f"roi_align: no mode {attrs.mode!r}")
+        raise UnsupportedError(f"roi_align: no mode {attrs.mode!r}", code="TC1013", supported="avg, max")
     _require_image(x, "roi_align")
     if [b.rank for b in bins] != [3, 3, 2, 2]:
         raise ShapeError(f"roi_align: tables of bins {bins}")

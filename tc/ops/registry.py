@@ -141,7 +141,7 @@ class OpDef:
     ) -> tuple[Tensor, ...]:
         """`compute`, always as a tuple."""
         if self.compute is None:
-            raise UnsupportedError(f"{self.name} has no loop definition")
+            raise UnsupportedError(f"{self.name} has no loop definition", code="TC1010")
         result = self.compute(tensors, attrs, types)
         if isinstance(result, tuple):
             return result
@@ -218,7 +218,7 @@ def get_op(name: str) -> OpDef:
     """The operator called `name`; UnsupportedError when there is none."""
     found = OPS.get(name) or scoped_ops().get(name)
     if found is None:
-        raise UnsupportedError(f"there is no operator {name!r}")
+        raise UnsupportedError(f"there is no operator {name!r}", code="TC1010")
     return found
 
 

@@ -47,7 +47,7 @@ def kernel(mode: str, distance: Any, a: float) -> Any:
 
 def _infer_taps(types: Types, attrs: Attrs) -> tuple[TensorType, TensorType]:
     if attrs.mode not in REACH:
-        raise UnsupportedError(f"resize: no mode {attrs.mode!r}")
+        raise UnsupportedError(f"resize: no mode {attrs.mode!r}", code="TC1013", supported=", ".join(REACH))
     for k, (count, what) in enumerate(((1, "scale"), (2, "region"))):
         type_ = types[k] if len(types) > k else None
         if type_ is not None:

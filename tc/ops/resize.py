@@ -75,7 +75,7 @@ def source_place(out: Any, size_in: Any, size_out: Any, scale: Any, mode: str, t
                 return shrunk(out + to_float(0.5)) - to_float(0.5)
             from_middle = out + to_float(0.5) - to_float(size_out) / to_float(2)
             return shrunk(from_middle) + to_float(size_in) / to_float(2) - to_float(0.5)
-    raise UnsupportedError(f"resize: no coordinate mode {mode!r}")
+    raise UnsupportedError(f"resize: no coordinate mode {mode!r}", code="TC1013")
 
 
 def _infer_resize(types: Types, attrs: Attrs) -> TensorType:
@@ -84,9 +84,10 @@ def _infer_resize(types: Types, attrs: Attrs) -> TensorType:
     if len(sizes) != x.rank or len(attrs.scales) != x.rank:
         raise ShapeError(f"resize: sizes and scales must have one entry per axis of {x}")
     if attrs.mode not in ("nearest", "linear", "cubic"):
-        raise UnsupportedError(f"resize: no mode {attrs.mode!r}")
+        raise UnsupportedError(f"resize: no mode {attrs.mode!r}", code="TC1013", supported="nearest, linear, cubic")
     if attrs.coordinate_mode not in COORDINATE_MODES:
-        raise UnsupportedError(f"resize: no coordinate mode {attrs.coordinate_mode!r}")
+        supported = ", ".join(COORDINATE_MODES)
+        raise UnsupportedError(f"resize: no coordinate mode {attrs.coordinate_mode!r}", code="TC1013", supported=supported)
     if len(types) > 1 and types[1] is not None:
         factors = types[1]
         if factors.rank != 1 or not factors.dtype.is_float:
@@ -129,7 +130,7 @@ def np_nearest(places: np.ndarray, mode: str, scale: Any = None) -> np.ndarray:
             return np.floor(places).astype(np.int64)
         case "ceil":
             return np.ceil(places).astype(np.int64)
-    raise UnsupportedError(f"resize: no nearest mode {mode!r}")
+    raise UnsupportedError(f"resize: no nearest mode {mode!r}", code="TC1013")
 
 
 def cubic_weights(t: Any, a: float) -> list[Any]:

@@ -48,7 +48,8 @@ def _place_dtype(sizes: Sequence[Expr]) -> DType:
 def _infer_grid_taps(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     grid, sizes = operand(types, 0, "grid_sample"), exprs(attrs.sizes)
     if attrs.mode not in OFFSETS or attrs.padding not in PADDINGS:
-        raise UnsupportedError(f"grid_sample: no mode {attrs.mode!r} with padding {attrs.padding!r}")
+        supported = f"{', '.join(OFFSETS)}; padding {', '.join(PADDINGS)}"
+        raise UnsupportedError(f"grid_sample: no mode {attrs.mode!r} with padding {attrs.padding!r}", code="TC1013", supported=supported)
     if not 1 <= len(sizes) <= 3 or grid.rank < 2:
         raise ShapeError(f"grid_sample: a grid {grid} for {len(sizes)} axes; there may be one to three")
     require_equal(grid.shape[-1], const(len(sizes)), f"grid_sample: the last dim of the grid {grid}")

@@ -238,7 +238,7 @@ def _run_rows(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert kept is not None and starts is not None
     counts = np.diff(starts).reshape(kept.shape[:2])
     if starts[-1] != attrs.count or counts.min(initial=0) < 0 or counts.max(initial=0) > kept.shape[2]:
-        raise InputError(f"box_rows: starts {starts.tolist()} of {attrs.count} boxes, {kept.shape[2]} of a class at most")
+        raise InputError(f"box_rows: starts {starts.tolist()} of {attrs.count} boxes, {kept.shape[2]} of a class at most", code="TC2004")
     rows = [(b, c, place) for b, c in np.ndindex(kept.shape[:2]) for place in kept[b, c, : counts[b, c]]]
     return np.array(rows, np.int64).reshape(int(attrs.count), 3)
 

@@ -144,7 +144,7 @@ class Hooks:
             try:
                 verify(after)
             except VerifyError as error:
-                raise VerifyError(f"after {name}: {error}") from error
+                raise VerifyError(f"after {name}: {error.text}") from error
 
 
 NO_HOOKS = Hooks()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from tc.errors import TcError, UserError
+from tc.errors import CalibrationError, TcError
 from tc.ir.dtype import bool_, f32
 from tc.ir.expr import const
 from tc.ir.graph import Atom, Attrs, Binding, Call, Function, TensorVar, atoms_of, bodies_of, map_bodies
@@ -41,7 +41,7 @@ def run_batch(module: CompiledModule, batches: Sequence[Batch], place: int, extr
     try:
         return module.run({**batches[place], **(extra or {})})
     except TcError as error:
-        raise UserError(f"calibration input {place}: {error}") from error
+        raise CalibrationError(f"calibration input {place}: {error.text}") from error
 
 
 def _named(func: Function, key: str, names: Sequence[str]) -> tuple[tuple[str, object], ...]:

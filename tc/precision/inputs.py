@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import UserError
+from tc.errors import CalibrationError
 from tc.ir.expr import Const
 from tc.ir.graph import TensorVar
 from tc.ir.types import TensorType
@@ -55,10 +55,10 @@ def read_calls(calibration: Any) -> tuple[GivenCall, ...]:
     found: list[GivenCall] = []
     for call in _calls(calibration):
         if len(found) == CALLS_LIMIT:
-            raise UserError(f"calibration: there are more than {CALLS_LIMIT} inputs; a few hundred are enough")
+            raise CalibrationError(f"calibration: there are more than {CALLS_LIMIT} inputs; a few hundred are enough")
         found.append(call)
     if not found:
-        raise UserError(f"calibration: there are no inputs; give {FORMS}")
+        raise CalibrationError(f"calibration: there are no inputs; give {FORMS}")
     return tuple(found)
 
 
@@ -85,7 +85,7 @@ def _calls(given: Any) -> Iterator[GivenCall]:
                 place = f"calibration input {index}"
                 yield GivenCall(place, _arrays_of(item, place))
     else:
-        raise UserError(f"calibration is a {type(given).__name__}, must be {FORMS}")
+        raise CalibrationError(f"calibration is a {type(given).__name__}, must be {FORMS}")
 
 
 def _items(given: Iterable[Any]) -> Iterator[Any]:
@@ -97,7 +97,7 @@ def _items(given: Iterable[Any]) -> Iterator[Any]:
         except StopIteration:
             return
         except Exception as error:  # whatever reading somebody's data raises
-            raise UserError(f"calibration: the iterator raised {type(error).__name__} for input {index}: {error}") from error
+            raise CalibrationError(f"calibration: the iterator raised {type(error).__name__} for input {index}: {error}") from error
         yield item
 
 
@@ -109,31 +109,31 @@ def _arrays_of(given: Any, place: str) -> Mapping[str, np.ndarray] | tuple[np.nd
     if isinstance(given, Mapping):
         for name in given:
             if not isinstance(name, str):
-                raise UserError(f"{place}: {name!r} is a {type(name).__name__}, must be the name of an input")
+                raise CalibrationError(f"{place}: {name!r} is a {type(name).__name__}, must be the name of an input")
         return {name: _array(value, f"{place}: {name}") for name, value in given.items()}
     if isinstance(given, (tuple, list)) and given and all(map(_is_array, given)):
         return tuple(_array(item, place) for item in given)
     if _is_array(given) or hasattr(given, "__array__"):
         return (_array(given, place),)
-    raise UserError(f"{place} is a {type(given).__name__}, must be arrays by the names of inputs")
+    raise CalibrationError(f"{place} is a {type(given).__name__}, must be arrays by the names of inputs")
 
 
 def _array(value: Any, what: str) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError, BufferError) as error:
-        raise UserError(f"{what} is no array: {error}") from error
+        raise CalibrationError(f"{what} is no array: {error}") from error
     if array.dtype.kind not in "biufcV":
-        raise UserError(f"{what} is no array of numbers, but of {array.dtype}")
+        raise CalibrationError(f"{what} is no array of numbers, but of {array.dtype}")
     return np.array(array, order="C") if array.base is not None or not array.flags.c_contiguous else array
 
 
 def _files(path: Path) -> Iterator[GivenCall]:
     if not path.exists():
-        raise UserError(f"calibration {path}: there is no such file or folder")
+        raise CalibrationError(f"calibration {path}: there is no such file or folder")
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".npz", ".npy"))
     if not files:
-        raise UserError(f"calibration {path}: the folder holds no .npz or .npy file")
+        raise CalibrationError(f"calibration {path}: the folder holds no .npz or .npy file")
     for file in files:
         try:
             loaded = np.load(file, allow_pickle=False)
@@ -141,7 +141,7 @@ def _files(path: Path) -> Iterator[GivenCall]:
                 with loaded:
                     loaded = dict(loaded)
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise UserError(f"calibration {file}: cannot be read as a .npz or .npy file: {error}") from error
+            raise CalibrationError(f"calibration {file}: cannot be read as a .npz or .npy file: {error}") from error
         yield GivenCall(f"calibration {file}", _arrays_of(loaded, f"calibration {file}"))
 
 
@@ -171,7 +171,7 @@ def bind_calls(calls: Sequence[GivenCall], inputs: Sequence[InputType]) -> list[
                 _check(feed[each.name], each, call.place)
             if feed and not any(array.size for array in feed.values()):
                 name, array = next(iter(feed.items()))
-                raise UserError(f"{call.place}: {name} is empty, of shape {list(array.shape)}: nothing can be learned from it")
+                raise CalibrationError(f"{call.place}: {name} is empty, of shape {list(array.shape)}: nothing can be learned from it")
             feeds.append(feed)
     return feeds
 
@@ -190,13 +190,13 @@ def _named(arrays: Mapping[str, np.ndarray] | tuple[np.ndarray, ...], inputs: Se
     names = [each.name for each in inputs]
     if not isinstance(arrays, Mapping):
         if len(arrays) != len(names):
-            raise UserError(f"{place}: has {len(arrays)} arrays, must be arrays by name: {', '.join(names)}")
+            raise CalibrationError(f"{place}: has {len(arrays)} arrays, must be arrays by name: {', '.join(names)}")
         arrays = dict(zip(names, arrays, strict=True))
     unknown = [name for name in arrays if name not in names]
     missing = [name for name in names if name not in arrays]
     if unknown or missing:
         what = f"has no input {unknown[0]!r}" if unknown else f"needs the input {missing[0]!r}"
-        raise UserError(f"{place}: the model {what}; its inputs are {', '.join(names)}")
+        raise CalibrationError(f"{place}: the model {what}; its inputs are {', '.join(names)}")
     return {name: np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape) for name in names}
 
 
@@ -206,13 +206,13 @@ def _check(array: np.ndarray, wanted: InputType, place: str) -> None:
         return
     what = f"{place}: {wanted.name}"
     if array.dtype != wanted.dtype:
-        raise UserError(f"{what} is of {array.dtype}, but the model takes {wanted.dtype}")
+        raise CalibrationError(f"{what} is of {array.dtype}, but the model takes {wanted.dtype}")
     sizes_fit = all(not isinstance(size, int) or size == found for size, found in zip(wanted.shape, array.shape, strict=False))
     if len(wanted.shape) != array.ndim or not sizes_fit:
-        raise UserError(f"{what} has shape {list(array.shape)}, but the model takes [{', '.join(map(str, wanted.shape))}]")
+        raise CalibrationError(f"{what} has shape {list(array.shape)}, but the model takes [{', '.join(map(str, wanted.shape))}]")
     if array.dtype.kind in "fcV":
         wide = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16 and others that numpy does not know
         finite = np.isfinite(wide)
         if not finite.all():
             index = [int(i) for i in np.argwhere(~finite)[0]]
-            raise UserError(f"{what} holds {wide[tuple(index)]} at {index}; calibration data must be finite")
+            raise CalibrationError(f"{what} holds {wide[tuple(index)]} at {index}; calibration data must be finite")

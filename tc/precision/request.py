@@ -10,7 +10,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tc.errors import UserError
+from tc.errors import CalibrationError
 from tc.ir.dtype import DType, bf16, f16
 from tc.precision.inputs import FORMS as INPUT_FORMS
 from tc.precision.inputs import GivenCall, digest_of, read_calls
@@ -54,18 +54,18 @@ def checked_precision(precision: object, calibration: object = None) -> Precisio
     if isinstance(precision, PrecisionRequest):
         return precision
     if not isinstance(precision, str):
-        raise UserError(f"precision is a {type(precision).__name__}, must be {FORMS}")
+        raise CalibrationError(f"precision is a {type(precision).__name__}, must be {FORMS}")
     word = precision.strip()
     calls = () if calibration is None else read_calls(calibration)
     kind, colon, number = word.partition(":")
     if kind == MIXED:
         if not calls:
-            raise UserError(f'precision "{word}" needs calibration inputs: {CALIBRATION_HINT}')
+            raise CalibrationError(f'precision "{word}" needs calibration inputs: {CALIBRATION_HINT}')
         return PrecisionRequest(word, bf16, _tolerance(number, colon, word), calls)
     if colon or (word not in DTYPES and word != "f32"):
-        raise UserError(f'precision "{precision}" is not known, must be {FORMS}')
+        raise CalibrationError(f'precision "{precision}" is not known, must be {FORMS}')
     if word == "f16" and not calls:
-        raise UserError(
+        raise CalibrationError(
             'precision "f16" needs calibration inputs, as numbers above 65,504 become infinite in f16 and must stay f32: '
             f'{CALIBRATION_HINT}; "bf16" has the range of f32 and needs none'
         )
@@ -77,9 +77,9 @@ def _tolerance(number: str, colon: str, word: str) -> float:
         tolerance = float(number)
     except ValueError:
         said = f"'{number}' is no number" if colon else "it has no tolerance"
-        raise UserError(f'precision "{word}": {said}, must be {FORMS}') from None
+        raise CalibrationError(f'precision "{word}": {said}, must be {FORMS}') from None
     if not (math.isfinite(tolerance) and tolerance > 0):
-        raise UserError(f'precision "{word}": the tolerance is {number}, must be a finite number above 0')
+        raise CalibrationError(f'precision "{word}": the tolerance is {number}, must be a finite number above 0')
     return tolerance
 
 

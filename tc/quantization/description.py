@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tc.errors import UserError
+from tc.errors import QuantizationError
 from tc.target import Target
 
 _SHIPPED = Path(__file__).parent / "descriptions.json"
@@ -84,16 +84,18 @@ def describe_hardware(description: str | os.PathLike[str] | HardwareDescription 
                 return found
         raise AssertionError("the last description needs no feature")
     if not isinstance(description, (str, os.PathLike)):
-        raise UserError(f"hardware is a {type(description).__name__}, must be a name or a file")
+        raise QuantizationError(f"hardware is a {type(description).__name__}, must be a name or a file")
     table = _read(_SHIPPED)
     if str(description) in table:
         return _parse(str(description), table[str(description)], _SHIPPED)
     path = Path(description)
     if not path.is_file():
-        raise UserError(f"hardware: there is no description {str(description)!r}, nor a file of that name; there are {', '.join(table)}")
+        raise QuantizationError(
+            f"hardware: there is no description {str(description)!r}, nor a file of that name; there are {', '.join(table)}"
+        )
     own = _read(path)
     if len(own) != 1:
-        raise UserError(f"hardware {path}: holds {len(own)} descriptions, must hold one")
+        raise QuantizationError(f"hardware {path}: holds {len(own)} descriptions, must hold one")
     ((name, entry),) = own.items()
     return _parse(name, entry, path)
 
@@ -102,9 +104,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"hardware {path}: cannot be read as JSON: {error}") from error
+        raise QuantizationError(f"hardware {path}: cannot be read as JSON: {error}") from error
     if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
-        raise UserError(f"hardware {path}: must be an object of descriptions by name")
+        raise QuantizationError(f"hardware {path}: must be an object of descriptions by name")
     return data
 
 
@@ -112,15 +114,15 @@ def _parse(name: str, entry: dict[str, Any], path: Path) -> HardwareDescription:
     where = f"hardware {path}: {name}"
     scales = entry.get("scales", "any")
     if scales not in ("any", "power_of_two"):
-        raise UserError(f"{where}: scales is {scales!r}, must be 'any' or 'power_of_two'")
+        raise QuantizationError(f"{where}: scales is {scales!r}, must be 'any' or 'power_of_two'")
     operators = []
     for names, rows in dict(entry.get("operators", {})).items():
         combinations = tuple(_combination(row, where) for row in rows)
         if not combinations or combinations[-1].operands[0] != "f32":
-            raise UserError(f"{where}: the last combination of {names} must be f32: what is not quantized runs in it")
+            raise QuantizationError(f"{where}: the last combination of {names} must be f32: what is not quantized runs in it")
         operators += [(op, combinations) for op in names.split()]
     if not operators:
-        raise UserError(f"{where}: has no operators")
+        raise QuantizationError(f"{where}: has no operators")
     shared = frozenset(entry.get("shared", ()))
     features = tuple(tuple(map(str, group)) for group in entry.get("features", ()))
     return HardwareDescription(name, str(entry.get("title", name)), features, scales == "power_of_two", shared, tuple(operators))
@@ -128,11 +130,11 @@ def _parse(name: str, entry: dict[str, Any], path: Path) -> HardwareDescription:
 
 def _combination(row: object, where: str) -> Combination:
     if not isinstance(row, dict) or not isinstance(row.get("operands"), list) or not row["operands"]:
-        raise UserError(f"{where}: {row!r} is no combination; it must have operands and a cost")
+        raise QuantizationError(f"{where}: {row!r} is no combination; it must have operands and a cost")
     for dtype in row["operands"]:
         if dtype not in DTYPES:
-            raise UserError(f"{where}: {dtype!r} is none of the types {', '.join(DTYPES)}")
+            raise QuantizationError(f"{where}: {dtype!r} is none of the types {', '.join(DTYPES)}")
     cost = row.get("cost")
     if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 < cost < math.inf:
-        raise UserError(f"{where}: the cost {cost!r} of {row['operands']} must be a number above 0")
+        raise QuantizationError(f"{where}: the cost {cost!r} of {row['operands']} must be a number above 0")
     return Combination(tuple(row["operands"]), float(cost))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from tc.errors import UserError
+from tc.errors import QuantizationError
 from tc.precision.inputs import Feed
 from tc.quantization.description import INTEGERS
 from tc.quantization.observe import Compile, Outputs
@@ -121,14 +121,14 @@ def call_metric(metric: Metric, predict: Predict) -> float:
         value = metric(watched)
     except (Exception, SystemExit) as error:
         outputs = f"; predict gave the outputs {', '.join(given)}" if isinstance(error, KeyError) and given else ""
-        raise UserError(f"metric: raised {type(error).__name__}: {error}{outputs}") from error
+        raise QuantizationError(f"metric: raised {type(error).__name__}: {error}{outputs}") from error
     try:
         number = float(value)
     except (TypeError, ValueError):
         shape = f" of shape {list(value.shape)}" if isinstance(value, np.ndarray) else ""
-        raise UserError(f"metric: gave a {type(value).__name__}{shape}, must give a number, larger for better") from None
+        raise QuantizationError(f"metric: gave a {type(value).__name__}{shape}, must give a number, larger for better") from None
     if not math.isfinite(number):
-        raise UserError(f"metric: gave {number}, must give a finite number, larger for better")
+        raise QuantizationError(f"metric: gave {number}, must give a finite number, larger for better")
     return number
 
 

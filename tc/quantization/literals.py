@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tc.errors import UnsupportedError, UserError
+from tc.errors import QuantizationError, UnsupportedError
 from tc.quantization.description import HardwareDescription
 from tc.quantization.prepare import NARROW_OPSET, attribute, drop_unused, opset_of, raise_opset
 from tc.quantization.thresholds import quantize_weight, weight_scales
@@ -43,9 +43,9 @@ def quantize_weights(
     each channel, and stay in f32 where `bits` is 4.
     """
     if isinstance(bits, bool) or bits not in _LARGEST:
-        raise UserError(f"bits is {bits!r}, must be 8 or 4")
+        raise QuantizationError(f"bits is {bits!r}, must be 8 or 4")
     if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 2):
-        raise UserError(f"block is {block!r}, must be a whole number, at least 2")
+        raise QuantizationError(f"block is {block!r}, must be a whole number, at least 2")
     block = 32 if block is None and bits == 4 else block
     writer = _LiteralWriter(proto, hardware, keep, ("Gemm", "MatMul") if bits == 4 else ("Conv", "Gemm", "MatMul"))
     for node, edge in writer.sites:
@@ -70,7 +70,7 @@ class _LiteralWriter:
             if weight is not None and site.op_type in ops:
                 self.sites.append((by_name[site.name], weight))
         if not self.sites:
-            raise UnsupportedError(f"nothing to quantize in this mode: no {' or '.join(ops)} with literal weights")
+            raise UnsupportedError(f"nothing to quantize in this mode: no {' or '.join(ops)} with literal weights", code="TC5001")
         self.new: dict[str, list[onnx.NodeProto]] = {}
         self.made: dict[tuple[object, ...], str] = {}
         self.before: list[onnx.NodeProto] = []

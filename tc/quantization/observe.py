@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tc.errors import UserError
+from tc.errors import QuantizationError
 from tc.precision.inputs import Feed
 from tc.quantization.correction import LayerInput, layer_inputs, sampled_operands
 from tc.quantization.statistics import Statistics
@@ -70,7 +70,9 @@ def observe(
 def _check_results(outputs: Outputs, index: int) -> None:
     for name, array in outputs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise UserError(f"the model in f32 gives NaN or infinity in {name!r} on calibration input {index}: nothing to agree with")
+            raise QuantizationError(
+                f"the model in f32 gives NaN or infinity in {name!r} on calibration input {index}: nothing to agree with"
+            )
 
 
 def without_infinite(topology: Topology, run: CalibrationRun) -> tuple[Topology, tuple[str, ...]]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
-from tc.errors import ModelError, TcError, UnsupportedError, UserError
+from tc.errors import ModelError, QuantizationError, TcError, UnsupportedError
 from tc.frontend.registry import Model, check_model
 from tc.ir.module import IRModule
 
@@ -39,7 +39,7 @@ def prepare(model: Model, opset: int = PER_CHANNEL_OPSET) -> onnx.ModelProto:
     proto = read(model)
     found = next((n for n in walk_nodes(proto.graph) if n.op_type in _QUANTIZED), None)
     if found is not None:
-        raise UserError(f"the model is quantized already: {found.name or found.output[0]!r} is a {found.op_type}")
+        raise QuantizationError(f"the model is quantized already: {found.name or found.output[0]!r} is a {found.op_type}")
     proto = raise_opset(proto, opset)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
@@ -55,7 +55,7 @@ def read(model: Model) -> onnx.ModelProto:
     """A copy of the model with all its weights inside."""
     check_model(model)
     if isinstance(model, IRModule):
-        raise UserError("the model is a tc IRModule; quantization reads and writes ONNX models")
+        raise QuantizationError("the model is a tc IRModule; quantization reads and writes ONNX models")
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
@@ -66,11 +66,11 @@ def read(model: Model) -> onnx.ModelProto:
         else:
             proto = onnx.load(os.fspath(model))
     except OSError as error:
-        raise UserError(f"{model!s}: cannot be read: {error.strerror or error}") from error
+        raise QuantizationError(f"{model!s}: cannot be read: {error.strerror or error}") from error
     except Exception as error:  # protobuf's error classes differ between its versions
-        raise ModelError(f"the model cannot be read as ONNX: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"the model cannot be read as ONNX: {str(error).splitlines()[0]}", code="TC1001") from error
     if not proto.HasField("graph") or not proto.graph.output:
-        raise ModelError("the model holds no graph with outputs")
+        raise ModelError("the model holds no graph with outputs", code="TC1001")
     return proto
 
 
@@ -78,13 +78,16 @@ def raise_opset(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
     """The model in at least the opset `least` of ONNX's own operators."""
     found = next((entry for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), None)
     if found is None:
-        raise UnsupportedError("the model imports no operators of ONNX's own: there is nothing to quantize")
+        raise UnsupportedError("the model imports no operators of ONNX's own: there is nothing to quantize", code="TC5001")
     if found.version < least:
         try:
             proto = version_converter.convert_version(proto, least)
         except Exception as error:  # the converter raises RuntimeError and others
             why = str(error).splitlines()[0]
-            raise UnsupportedError(f"the model's opset is {found.version}, {least} is needed, and onnx cannot convert it: {why}") from error
+            raise UnsupportedError(
+                f"the model's opset is {found.version}, {least} is needed, and onnx cannot convert it: {why}",
+                code="TC5001",
+            ) from error
     proto.ir_version = max(proto.ir_version, _IR_VERSIONS.get(least, 10))
     return proto
 

@@ -16,7 +16,7 @@ import onnx
 
 from tc.autotune.tuning import parse_budget
 from tc.compiler import compile_model
-from tc.errors import UserError, check_word
+from tc.errors import QuantizationError, check_word
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model
 from tc.quantization.calibration import constant_inputs, read_feeds
@@ -114,7 +114,7 @@ def quantize(
     request = _checked(model, metric, target, budget, trials, hardware, keep, dims, threads, seed, callback)
     if mode != "static":
         if calibration is not None or metric is not None:
-            raise UserError(f"calibration: the mode {mode!r} takes no inputs and no metric; only 'static' does")
+            raise QuantizationError(f"calibration: the mode {mode!r} takes no inputs and no metric; only 'static' does")
         proto = prepare(model)
         if mode == "dynamic":
             quantized = quantize_dynamic(proto, request.hardware, request.keep, granularity)
@@ -122,7 +122,7 @@ def quantize(
             quantized = quantize_weights(proto, request.hardware, request.keep, bits, block)
         return QuantizedModel(quantized, request.name, mode, request.hardware.title)
     if calibration is None:
-        raise UserError("calibration: the mode 'static' needs inputs; 'dynamic' and 'weights' need none")
+        raise QuantizationError("calibration: the mode 'static' needs inputs; 'dynamic' and 'weights' need none")
     return _Static(model, calibration, request, search, state).run()
 
 
@@ -156,13 +156,13 @@ def _checked(
     """The options, or UserError for one that cannot be, before any time is spent."""
     for name, given in (("metric", metric), ("callback", callback)):
         if given is not None and not callable(given):
-            raise UserError(f"{name} is a {type(given).__name__}, must be a function")
+            raise QuantizationError(f"{name} is a {type(given).__name__}, must be a function")
     if isinstance(keep, str) or not isinstance(keep, Sequence) or not all(isinstance(pattern, str) for pattern in keep):
-        raise UserError("keep must be a list of patterns of names or operators of nodes, such as ['head*', 'Gemm']")
+        raise QuantizationError("keep must be a list of patterns of names or operators of nodes, such as ['head*', 'Gemm']")
     if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
-        raise UserError(f"trials is {trials!r}, must be at least 1")
+        raise QuantizationError(f"trials is {trials!r}, must be at least 1")
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise UserError(f"seed is {seed!r}, must be a whole number, not negative")
+        raise QuantizationError(f"seed is {seed!r}, must be a whole number, not negative")
     chosen = Target.of(target)
     chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
     described = describe_hardware(hardware, chosen)
@@ -203,7 +203,7 @@ class _Static:
         seen = observe(self.proto, found, self.feeds, request.compile, lambda n, of: tell(QuantizationStep("calibrating", n, of)))
         topology, notes = without_infinite(found, seen)
         if not any(site.is_contraction for site in topology.sites):
-            raise UserError(f"nothing to quantize: {'; '.join(notes)}")
+            raise QuantizationError(f"nothing to quantize: {'; '.join(notes)}")
         weights = weight_arrays(self.proto, topology)
         scales = Scales(topology, request.hardware, seen.statistics, weights, seen.layers)
         searched, checked = split_places(len(self.feeds))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from tc.errors import UserError
+from tc.errors import QuantizationError
 from tc.quantization.evaluate import LayerNoise, Quality
 from tc.quantization.report import ReportFacts, ReportPoint, write_quantization_report
 from tc.quantization.search import Trial
@@ -81,14 +81,14 @@ class QuantizedModel:
         UserError where no point does, naming what there is.
         """
         if not self.points:
-            raise UserError(f"choose: the mode {self.mode!r} has one model and no front")
+            raise QuantizationError(f"choose: the mode {self.mode!r} has one model and no front")
         for name, limit in (("max_error", max_error), ("min_metric", min_metric), ("min_speedup", min_speedup)):
             _check_limit(name, limit)
         if min_metric is not None and all(math.isnan(p.quality.metric) for p in self.points):
-            raise UserError("choose: min_metric needs a metric, and quantize was given none; max_error works without one")
+            raise QuantizationError("choose: min_metric needs a metric, and quantize was given none; max_error works without one")
         if index is not None:
             if isinstance(index, bool) or not isinstance(index, int) or not -len(self.front) <= index < len(self.front):
-                raise UserError(f"choose: index is {index!r}, but the front has {len(self.front)} points")
+                raise QuantizationError(f"choose: index is {index!r}, but the front has {len(self.front)} points")
             return self._with(self.front[index])
         fitting = list(self.points)
         if max_error is not None:
@@ -98,7 +98,7 @@ class QuantizedModel:
         if min_speedup is not None:
             fitting = [p for p in fitting if p.ratio <= 1 / min_speedup]
         if not fitting:
-            raise UserError(f"choose: no point is such; there are: {'; '.join(describe(p) for p in self.front)}")
+            raise QuantizationError(f"choose: no point is such; there are: {'; '.join(describe(p) for p in self.front)}")
         if max_error is not None or min_metric is not None:
             return self._with(min(fitting, key=lambda p: (p.cost, p.quality.loss)))
         if min_speedup is not None:
@@ -133,11 +133,11 @@ def _check_limit(name: str, limit: object) -> None:
     if limit is None:
         return
     if isinstance(limit, bool) or not isinstance(limit, (int, float, np.number)) or math.isnan(limit):
-        raise UserError(f"choose: {name} is {limit!r}, must be a number")
+        raise QuantizationError(f"choose: {name} is {limit!r}, must be a number")
     if name != "min_metric" and limit < 0:
-        raise UserError(f"choose: {name} is {limit}, must not be negative")
+        raise QuantizationError(f"choose: {name} is {limit}, must not be negative")
     if name == "min_speedup" and limit == 0:
-        raise UserError("choose: min_speedup is 0, must be above 0")
+        raise QuantizationError("choose: min_speedup is 0, must be above 0")
 
 
 def describe(point: FrontPoint) -> str:
@@ -181,17 +181,17 @@ def label_of(topology: Topology, strategy: Strategy) -> str:
 def save_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
     """Write an ONNX file at once. UserError for a folder, one that is missing, or a failure of the disk."""
     if not isinstance(path, (str, os.PathLike)):
-        raise UserError(f"save: the path is a {type(path).__name__}, must be a string or path")
+        raise QuantizationError(f"save: the path is a {type(path).__name__}, must be a string or path")
     file = Path(path)
     if file.is_dir():
-        raise UserError(f"save {file}: that is a folder")
+        raise QuantizationError(f"save {file}: that is a folder")
     if not file.parent.is_dir():
-        raise UserError(f"save {file}: there is no folder {str(file.parent)!r}")
+        raise QuantizationError(f"save {file}: there is no folder {str(file.parent)!r}")
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         unfinished.write_bytes(model.SerializeToString())
         unfinished.replace(file)
     except OSError as error:
-        raise UserError(f"save {file}: {error.strerror or error}") from error
+        raise QuantizationError(f"save {file}: {error.strerror or error}") from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import UserError, check_word
+from tc.errors import QuantizationError, check_word
 from tc.quantization.evaluate import Quality
 from tc.quantization.migration import STRENGTHS
 from tc.quantization.strategy import Strategy, all_float, all_small
@@ -65,40 +65,42 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str] | None, facts: dict[str, Any]) -> None:
         if not (path is None or isinstance(path, (str, os.PathLike))):
-            raise UserError(f"state is a {type(path).__name__}, must be the path of a file")
+            raise QuantizationError(f"state is a {type(path).__name__}, must be the path of a file")
         self.path = None if path is None else Path(path)
         self.known: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, Any] | None = facts  # to be written first
         if self.path is None:
             return
         if self.path.is_dir():
-            raise UserError(f"state {self.path}: that is a folder")
+            raise QuantizationError(f"state {self.path}: that is a folder")
         if not self.path.parent.is_dir():
-            raise UserError(f"state {self.path}: there is no folder {str(self.path.parent)!r}")
+            raise QuantizationError(f"state {self.path}: there is no folder {str(self.path.parent)!r}")
         if not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
-            raise UserError(f"state {self.path}: cannot be written")
+            raise QuantizationError(f"state {self.path}: cannot be written")
         try:
             if self.path.exists() and self.path.stat().st_size:
                 self._read(facts)
                 self._facts = None
         except OSError as error:
-            raise UserError(f"state {self.path}: {error.strerror or error}") from error
+            raise QuantizationError(f"state {self.path}: {error.strerror or error}") from error
 
     def _read(self, facts: dict[str, Any]) -> None:
         assert self.path is not None
         lines = self.path.read_bytes().splitlines(keepends=True)
         found = _json(lines[0])
         if not isinstance(found, dict) or found.get("kind") != facts["kind"]:
-            raise UserError(f"state {self.path}: is no state of a search for a quantization; nothing was written")
+            raise QuantizationError(f"state {self.path}: is no state of a search for a quantization; nothing was written")
         for name, value in facts.items():
             if found.get(name) != value:
                 differs = f"its {name} is {found.get(name)!r}, here it is {value!r}"
-                raise UserError(f"state {self.path}: belongs to another search: {differs}; nothing was written")
+                raise QuantizationError(f"state {self.path}: belongs to another search: {differs}; nothing was written")
         whole = [line for line in lines[1:] if line.endswith(b"\n")]  # the last line of a search that was killed may be half
         for number, line in enumerate(whole, start=2):
             entry = _json(line)
             if not is_entry(entry):
-                raise UserError(f"state {self.path}: line {number} is damaged; nothing was written: remove the line, or name another file")
+                raise QuantizationError(
+                    f"state {self.path}: line {number} is damaged; nothing was written: remove the line, or name another file"
+                )
             self.known[entry["key"]] = entry
         if len(whole) + 1 < len(lines):
             self.path.write_bytes(b"".join([lines[0], *whole]))
@@ -112,7 +114,7 @@ class Journal:
                     with self.path.open("a", encoding="utf-8") as file:
                         file.writelines(json.dumps(entry) + "\n" for entry in (self._facts, self.known[key]) if entry is not None)
                 except OSError as error:
-                    raise UserError(f"state {self.path}: {error.strerror or error}") from error
+                    raise QuantizationError(f"state {self.path}: {error.strerror or error}") from error
                 self._facts = None
         return self.known[key]
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tc.errors import UnsupportedError, UserError
+from tc.errors import QuantizationError, UnsupportedError
 from tc.quantization.description import INTEGERS, Combination, HardwareDescription
 from tc.quantization.prepare import attribute, reads_of
 
@@ -160,7 +160,7 @@ def analyse(proto: onnx.ModelProto, hardware: HardwareDescription, keep: Sequenc
         if kept:
             sites.append(QuantizationSite(node.name, node.op_type, is_contraction, combinations, tuple(kept)))
     if not any(site.is_contraction for site in sites):
-        raise UnsupportedError("nothing to quantize: the model has no Conv, Gemm or MatMul of f32 that may be")
+        raise UnsupportedError("nothing to quantize: the model has no Conv, Gemm or MatMul of f32 that may be", code="TC5001")
     operands = () if hardware.is_power_of_two else operand_groups(sites)
     return Topology(tuple(sites), _classes(graph, groups, numbers), operands)
 
@@ -188,7 +188,7 @@ def operand_groups(sites: Sequence[QuantizationSite]) -> tuple[OperandGroup, ...
 def _check_keep(nodes: Iterable[onnx.NodeProto], keep: Sequence[str]) -> None:
     for pattern in keep:
         if not any(fnmatchcase(node.name, pattern) or fnmatchcase(node.op_type, pattern) for node in nodes):
-            raise UserError(f"keep: no node's name or operator fits {pattern!r}")
+            raise QuantizationError(f"keep: no node's name or operator fits {pattern!r}")
 
 
 def _classes(graph: onnx.GraphProto, groups: _Groups, numbers: Mapping[str, int]) -> tuple[ScaleClass, ...]:
@@ -280,7 +280,7 @@ def weight_arrays(proto: onnx.ModelProto, topology: Topology) -> dict[str, np.nd
     found = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in wanted}
     for name, array in found.items():
         if not (math.isfinite(array.max(initial=0.0)) and math.isfinite(array.min(initial=0.0))):
-            raise UserError(f"the weight {name!r} holds NaN or infinity: it has no scale; --keep leaves a node as it is")
+            raise QuantizationError(f"the weight {name!r} holds NaN or infinity: it has no scale; --keep leaves a node as it is")
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tc.codegen.kernels import finish_scheduled
 from tc.cost.device_estimate import exceeded
 from tc.cost.device_work import device_work
-from tc.errors import ScheduleError, TcError, UserError
+from tc.errors import DatabaseError, ScheduleError, TcError
 from tc.ir.loop import PrimFunc
 from tc.records.database import Database
 from tc.records.record import DEFAULT, SCHEDULE, Record, target_key, threads_of
@@ -188,9 +188,9 @@ def open_tuned(path: object, target: Target) -> TunedSchedules:
     UserError when there is none at `path`.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise UserError(f"tune is a {type(path).__name__}, must be a time budget such as '10m' or the path of a tuning database")
+        raise DatabaseError(f"tune is a {type(path).__name__}, must be a time budget such as '10m' or the path of a tuning database")
     if not Path(path).is_file():
-        raise UserError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
+        raise DatabaseError(f"tune: there is no tuning database {os.fspath(path)!r}; tc tune makes one")
     return TunedSchedules(Database(Path(path), create=False), target, threads_of(target), others=shipped_schedules(target))
 
 

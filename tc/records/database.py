@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from tc.errors import UserError
+from tc.errors import DatabaseError
 from tc.records.file import LOCK_SECONDS, Line, RecordFile, read_lines
 from tc.records.index import Problem, RecordIndex, stamp_of
 from tc.records.record import SCHEDULE, WRONG, Choice, DamagedLine, Record, decode, encode, target_key
@@ -223,7 +223,7 @@ class Database:
         among it, and damaged lines are gone for good, and the cost model has less to learn from.
         """
         if keep < 1:
-            raise UserError(f"keep is {keep}, must be at least 1")
+            raise DatabaseError(f"keep is {keep}, must be at least 1")
         with self._file.locked():
             refused: list[Problem] = []
             survey = _Survey()
@@ -252,7 +252,7 @@ class Database:
                 count += 1
             stream.write("\n]\n" if count else "[]\n")
         else:
-            raise UserError(f"there is no format '{format}'; there are csv and json")
+            raise DatabaseError(f"there is no format '{format}'; there are csv and json")
         return count
 
     def _lines(self) -> Iterator[Line]:
@@ -332,7 +332,7 @@ def check_columns(columns: Iterable[str]) -> None:
     """UserError for a name that is no column of a record."""
     for name in columns:
         if name not in COLUMNS:
-            raise UserError(f"there is no column '{name}'; there are {', '.join(COLUMNS)}")
+            raise DatabaseError(f"there is no column '{name}'; there are {', '.join(COLUMNS)}")
 
 
 def export_row(record: Record, columns: Iterable[str]) -> dict[str, Any]:

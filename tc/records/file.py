@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from tc.errors import UserError
+from tc.errors import DatabaseError, UserError
 from tc.records.record import LINE_LIMIT_BYTES, DamagedLine, verify_checksum
 
 FORMAT = "tc-tuning"
@@ -55,7 +55,7 @@ class RecordFile:
         try:
             self.path = Path(path).resolve()  # one lock for all names of a file, and links stay when it is replaced
         except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a zero byte
-            raise UserError(f"{self.shown!r} is no path of a file: {error}") from error
+            raise DatabaseError(f"{self.shown!r} is no path of a file: {error}") from error
         if self._exists() and self.path.is_dir():
             raise self._not_a_file()
         self.index_path = self.path.with_name(f".{self.path.name}.index")
@@ -74,9 +74,9 @@ class RecordFile:
                 raise self._not_a_file()
             return open(self.path, "rb")
         except FileNotFoundError:
-            raise UserError(f"{self.shown}: there is no such tuning database") from None
+            raise DatabaseError(f"{self.shown}: there is no such tuning database") from None
         except OSError as error:
-            raise UserError(f"{self.shown}: cannot be read: {error.strerror}") from error
+            raise DatabaseError(f"{self.shown}: cannot be read: {error.strerror}") from error
 
     def check_header(self, file: BinaryIO) -> int:
         """The length of the first line, after which the position is; 0 when not even that is complete. UserError when it is another's."""
@@ -91,9 +91,9 @@ class RecordFile:
         except (ValueError, TypeError, KeyError, RecursionError):
             found, version = None, None
         if found != FORMAT or type(version) is not int:
-            raise UserError(f"{self.shown}: is not a tuning database: its first line is not {HEADER.decode().strip()}")
+            raise DatabaseError(f"{self.shown}: is not a tuning database: its first line is not {HEADER.decode().strip()}")
         if version != FORMAT_VERSION:
-            raise UserError(
+            raise DatabaseError(
                 f"{self.shown}: is a tuning database of version {version}; this tc reads and writes version {FORMAT_VERSION} only"
             )
         return len(head)
@@ -104,13 +104,13 @@ class RecordFile:
         if self._exists() and not self.path.is_file():
             raise self._not_a_file()
         if not self.path.parent.is_dir():
-            raise UserError(f"{self.shown}: cannot be written: there is no folder {self.path.parent}")
+            raise DatabaseError(f"{self.shown}: cannot be written: there is no folder {self.path.parent}")
         path = self.path.with_name(f".{self.path.name}.lock")
         lock = self._locks.setdefault(os.getpid(), FileLock(path, timeout=self._lock_seconds))
         try:
             lock.acquire()
         except Timeout:
-            raise UserError(f"{self.shown}: other processes have kept it locked for {self._lock_seconds:g} s") from None
+            raise DatabaseError(f"{self.shown}: other processes have kept it locked for {self._lock_seconds:g} s") from None
         except (OSError, NotImplementedError) as error:
             raise self._cannot_be_written(error) from error
         try:
@@ -186,7 +186,7 @@ class RecordFile:
         try:
             return self.path.exists()
         except OSError as error:
-            raise UserError(f"{self.shown}: cannot be read: {error.strerror}") from error
+            raise DatabaseError(f"{self.shown}: cannot be read: {error.strerror}") from error
 
     def _sync_folder(self) -> None:
         with contextlib.suppress(OSError):  # not every file system can; the file itself is safe
@@ -198,14 +198,14 @@ class RecordFile:
 
     def _not_a_file(self) -> UserError:
         kind = "a folder" if self.path.is_dir() else "no regular file"
-        return UserError(f"{self.shown}: is {kind}, not a tuning database")
+        return DatabaseError(f"{self.shown}: is {kind}, not a tuning database")
 
     def _cannot_be_written(self, error: BaseException) -> UserError:
         if self.path.is_dir():
             return self._not_a_file()
         reason = getattr(error, "strerror", None) or error
         kept = "; what was in it is unchanged" if self.path.exists() else ""
-        return UserError(f"{self.shown}: cannot be written: {reason}{kept}")
+        return DatabaseError(f"{self.shown}: cannot be written: {reason}{kept}")
 
 
 def read_lines(file: BinaryIO, number: int, end: int) -> Iterator[Line]:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tc.errors import ScheduleError, UserError
+from tc.errors import DatabaseError, ScheduleError
 from tc.schedule.knobs import Value
 from tc.schedule.step import LANGUAGE_VERSION, Trace
 from tc.target import Target
@@ -150,12 +150,12 @@ def encode(entry: Record | Choice) -> bytes:
     try:
         members = _checked(type(entry), members)
     except DamagedLine as error:
-        raise UserError(f"this {kind} cannot be kept: {error}") from None
+        raise DatabaseError(f"this {kind} cannot be kept: {error}") from None
     text = json.dumps({kind: {name: _to_json(value) for name, value in members.items()}}, separators=(",", ":"), allow_nan=False)
     body = text[1:].encode()
     line = b'{"sum":"%s",%s\n' % (_checksum(body), body)
     if len(line) > LINE_LIMIT_BYTES:
-        raise UserError(f"this {kind} cannot be kept: it takes {len(line)} bytes, {LINE_LIMIT_BYTES} are allowed")
+        raise DatabaseError(f"this {kind} cannot be kept: it takes {len(line)} bytes, {LINE_LIMIT_BYTES} are allowed")
     return line
 
 

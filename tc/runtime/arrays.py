@@ -26,17 +26,17 @@ def input_array(value: Any, name: str) -> np.ndarray:
     """An input as an array of numpy's, in the machine's byte order, on the same memory where it can be."""
     if isinstance(value, np.ndarray):
         if np.ma.is_masked(value):
-            raise InputError(f'input "{name}" has masked elements, which would be taken for numbers; fill them')
+            raise InputError(f'input "{name}" has masked elements, which would be taken for numbers; fill them', code="TC2007")
         array = np.asarray(value)
     elif hasattr(value, "__dlpack__"):
         try:
             array = from_dlpack(value)
         except _UNREADABLE as error:
-            raise InputError(f'input "{name}": cannot be read through DLPack: {error}') from None
+            raise InputError(f'input "{name}": cannot be read through DLPack: {error}', code="TC2007") from None
     elif isinstance(value, (int, float, bool, np.generic)):
         array = np.asarray(value)
     else:
-        raise InputError(f'input "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack')
+        raise InputError(f'input "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack', code="TC2007")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -47,19 +47,23 @@ def output_array(value: Any, shape: tuple[int, ...], dtype: np.dtype, name: str)
         array = value
     else:
         if not hasattr(value, "__dlpack__"):
-            raise InputError(f'out: the buffer for "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack')
+            raise InputError(
+                f'out: the buffer for "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack',
+                code="TC2006",
+            )
         try:
             array = from_dlpack(value)
         except _UNREADABLE as error:
-            raise InputError(f'out: the buffer for "{name}" cannot be written through DLPack: {error}') from None
+            raise InputError(f'out: the buffer for "{name}" cannot be written through DLPack: {error}', code="TC2006") from None
     if array.shape != shape or array.dtype != dtype:
         raise InputError(
-            f'out: the buffer for "{name}" is {dtype_name(array.dtype)}{list(array.shape)}, but must be {dtype_name(dtype)}{list(shape)}'
+            f'out: the buffer for "{name}" is {dtype_name(array.dtype)}{list(array.shape)}, but must be {dtype_name(dtype)}{list(shape)}',
+            code="TC2006",
         )
     if not array.flags.writeable:
-        raise InputError(f'out: the buffer for "{name}" is read-only, must be writeable')
+        raise InputError(f'out: the buffer for "{name}" is read-only, must be writeable', code="TC2006")
     if not array.flags.c_contiguous:
-        raise InputError(f'out: the buffer for "{name}" has strides {array.strides}, must be C-contiguous')
+        raise InputError(f'out: the buffer for "{name}" has strides {array.strides}, must be C-contiguous', code="TC2006")
     return array
 
 

@@ -126,7 +126,7 @@ class ProgramGraphs:
                 graphs[place : place + 1] = [CudaGraph(self._device, parts)]
             graphs[place].launch(self._queue)
         except (DeviceError, LimitError) as error:
-            self.refused, known.parts = str(error), 0
+            self.refused, known.parts = error.text, 0
             self._queue.record(None)
             launch_parts(self._device, self._queue, parts)
             self._queue.record(log)

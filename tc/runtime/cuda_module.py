@@ -132,7 +132,7 @@ class CudaModule(DeviceModule):
 
     def _execute(self, args: Sequence[Any], out: Any) -> list[Any]:
         if len(args) != len(self.inputs):
-            raise InputError(f"{len(args)} arrays given, but the model has {len(self.inputs)} inputs")
+            raise InputError(f"{len(args)} arrays given, but the model has {len(self.inputs)} inputs", code="TC2001")
         self._device.check_process()
         stream = getattr(_asked, "stream", None)
         if stream is None:
@@ -291,7 +291,7 @@ class CudaModule(DeviceModule):
     def _check_input(self, k: int, view: DeviceArrayView) -> None:
         if view.dtype != self._dtypes[k]:
             expected = self.inputs[k].dtype
-            raise InputError(f'input "{self.inputs[k].name}": dtype is {dtype_name(view.dtype)}, but must be {expected}')
+            raise InputError(f'input "{self.inputs[k].name}": dtype is {dtype_name(view.dtype)}, but must be {expected}', code="TC2002")
         static = self._static_in[k]
         if len(view.shape) != len(self.inputs[k].shape) or (static is not None and view.shape != static):
             self._refuse_shape(k, view.shape)
@@ -336,7 +336,7 @@ class CudaModule(DeviceModule):
             view = self._read(memory, value, f'out: the buffer for "{info.name}"')
             if view.shape != shape or view.dtype != dtype:
                 found, expected = (f"{dtype_name(d)}{list(s)}" for d, s in ((view.dtype, view.shape), (dtype, shape)))
-                raise InputError(f'out: the buffer for "{info.name}" is {found}, but must be {expected}')
+                raise InputError(f'out: the buffer for "{info.name}" is {found}, but must be {expected}', code="TC2006")
             is_apart = view.address % LEAST_ALIGNMENT != 0 or any(_overlap(view, each) for each in inputs)
             targets.append(_Target(value, view, is_apart=is_apart))
         self._refuse_overlapping(targets)

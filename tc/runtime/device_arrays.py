@@ -74,7 +74,7 @@ def stream_handle(stream: Any) -> int:
         found = getattr(stream, name, None)
         if isinstance(found, int):
             return found
-    raise InputError(f"stream is a {type(stream).__name__}, must be a CUDA stream of torch or cupy, or the driver's handle")
+    raise InputError(f"stream is a {type(stream).__name__}, must be a CUDA stream of torch or cupy, or the driver's handle", code="TC2007")
 
 
 def current_stream(value: Any, device: int) -> int | None:
@@ -100,12 +100,12 @@ def read_device_array(value: Any, device: int, stream: int, name: str) -> Device
     else:
         view, is_dense = _through_interface(value, device)
     if view.device != device:
-        raise InputError(f"{name} lies on CUDA device {view.device}, but the model runs on CUDA device {device}")
+        raise InputError(f"{name} lies on CUDA device {view.device}, but the model runs on CUDA device {device}", code="TC2007")
     if is_dense:
         return view
     dense = _dense(value)
     if dense is None or dense is value:
-        raise InputError(f"{name} is not C-contiguous; make it so")
+        raise InputError(f"{name} is not C-contiguous; make it so", code="TC2007")
     return read_device_array(dense, device, stream, name)
 
 
@@ -143,11 +143,11 @@ def _through_dlpack(value: Any, stream: int, name: str) -> tuple[DeviceArrayView
     try:
         capsule = value.__dlpack__(stream=stream or LEGACY_STREAM)
     except (RuntimeError, TypeError, BufferError, AttributeError, ValueError) as error:
-        raise InputError(f"{name}: cannot be read through DLPack: {error}") from None
+        raise InputError(f"{name}: cannot be read through DLPack: {error}", code="TC2007") from None
     # The capsule is not taken over: it frees what it has when it goes, and stays with the view.
     tensor = _Managed.from_address(_pointer_of(capsule, b"dltensor")).tensor
     if _name_of(capsule) != b"dltensor":
-        raise InputError(f"{name}: a DLPack capsule of an unknown kind")
+        raise InputError(f"{name}: a DLPack capsule of an unknown kind", code="TC2007")
     shape = tuple(tensor.shape[: tensor.rank])
     strides = tuple(tensor.strides[: tensor.rank]) if tensor.strides else None
     dtype = _numpy_dtype((tensor.code, tensor.bits), tensor.lanes, name)
@@ -161,7 +161,7 @@ def _numpy_dtype(code: tuple[int, int], lanes: int, name: str) -> np.dtype:
     if code == _BOOL and lanes == 1:
         return np.dtype(np.bool_)
     if lanes != 1 or code[0] not in _KINDS or code[1] % 8:
-        raise InputError(f"{name} has elements of an unknown kind (DLPack's code {code[0]}, {code[1]} bits, {lanes} lanes)")
+        raise InputError(f"{name} has elements of an unknown kind (DLPack's code {code[0]}, {code[1]} bits, {lanes} lanes)", code="TC2007")
     return np.dtype(f"{_KINDS[code[0]]}{code[1] // 8}")
 
 

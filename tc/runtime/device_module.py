@@ -80,7 +80,7 @@ def _needing(what: str) -> Iterator[None]:
     try:
         yield
     except LimitError as error:
-        raise LimitError(f"{error}; {what}") from None
+        raise LimitError(f"{error.text}; {what}") from None
 
 
 class DeviceModule(CompiledModule):

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tc.errors import ModelError
+from tc.errors import ModuleFileError
 from tc.target import available_cpus
 
 CHUNK_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def read_with_digest(file: BinaryIO, start: int, room: memoryview) -> bytes:
     def read(begin: int, end: int) -> memoryview:
         piece = room[begin:end]
         if os.preadv(file.fileno(), [piece], start + begin) != len(piece):
-            raise ModelError(f"{file.name} is damaged: it ends too early")
+            raise ModuleFileError(f"{file.name} is damaged: it ends too early")
         return piece
 
     return _digest(len(room), read)

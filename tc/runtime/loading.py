@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tc.codegen.backends import backend_of
-from tc.errors import ModelError, UserError
+from tc.errors import ModuleFileError, UserError
 from tc.frontend.signature import signature_from_json
 from tc.passes.graph.narrowing import NodePrecision
 from tc.runtime.callbacks import callback_for
@@ -37,9 +37,9 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> CompiledMo
     try:
         return _for_here(load_sealed(path, plain_seal, None if threads is None else check_threads(threads)))
     except FileNotFoundError:
-        raise ModelError(f"there is no file {os.fspath(path)!r}") from None
+        raise ModuleFileError(f"there is no file {os.fspath(path)!r}", code="TC1002") from None
     except OSError as error:
-        raise ModelError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}") from None
+        raise ModuleFileError(f"cannot read {os.fspath(path)!r}: {error.strerror or error}", code="TC1002") from None
 
 
 def load_sealed(path: str | os.PathLike[str], seal: Seal, threads: int | None = None) -> CompiledModule:
@@ -63,7 +63,7 @@ def _loaded(name: str, read: Callable[[], tuple[dict[str, Any], list[np.ndarray]
         header, sections = read()
         return _load(header, sections, threads)
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ModelError(f"{name} is not a valid module: {error!r}") from None
+        raise ModuleFileError(f"{name} is not a valid module: {error!r}") from None
 
 
 def _load(header: dict[str, Any], sections: list[np.ndarray], threads: int | None) -> CompiledModule:

@@ -92,7 +92,10 @@ class CompiledModule(NativeProgram):
         if self.signature is not None:
             given = args[0] if len(args) == 1 and isinstance(args[0], Mapping) else self.signature.by_position(args)
             if out is not None:
-                raise InputError("out: a module that takes or returns sequences, optionals or strings makes its results itself")
+                raise InputError(
+                    "out: a module that takes or returns sequences, optionals or strings makes its results itself",
+                    code="TC2006",
+                )
             results = tuple(self.run(given).values())
             return results[0] if len(results) == 1 else results
         return self._call_flat(args, out)
@@ -244,7 +247,8 @@ class CompiledModule(NativeProgram):
     def _overriding(self, names: tuple[str, ...]) -> CompiledModule:
         if self._make_overriding is None:
             raise InputError(
-                f'input "{names[0]}" has a default, which is part of this file\'s program; compile the model with overridden={list(names)}'
+                f'input "{names[0]}" has a default, which is part of this file\'s program; compile the model with overridden={list(names)}',
+                code="TC2001",
             )
         if names not in self._overriding_modules:
             made = self._overriding_modules[names] = self._make_overriding(names)

@@ -180,15 +180,15 @@ class NativeProgram:
     def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         if not isinstance(inputs, Mapping):
             names = ", ".join(self._positions)
-            raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays; the names are: {names}")
+            raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays; the names are: {names}", code="TC2001")
         if self._is_random and RANDOM_KEY not in inputs:
             inputs = {**inputs, RANDOM_KEY: self._next_key()}
         unknown = [name for name in inputs if name not in self._positions and name not in self.overridable]
         missing = [info.name for info in self.inputs if info.name not in inputs]
         if unknown:
-            raise InputError(f'there is no input "{unknown[0]}"; the inputs are: {", ".join(self._positions)}')
+            raise InputError(f'there is no input "{unknown[0]}"; the inputs are: {", ".join(self._positions)}', code="TC2001")
         if missing:
-            raise InputError(f'input "{missing[0]}" is missing; the inputs are: {", ".join(self._positions)}')
+            raise InputError(f'input "{missing[0]}" is missing; the inputs are: {", ".join(self._positions)}', code="TC2001")
         if len(inputs) > len(self._positions):
             raise DefaultsReplaced(tuple(sorted(name for name in inputs if name in self.overridable)))
         return tuple(inputs[info.name] for info in self.inputs)
@@ -235,7 +235,7 @@ class NativeProgram:
 
     def _execute(self, args: Sequence[Any], out: Any) -> list[Any]:
         if len(args) != len(self.inputs):
-            raise InputError(f"{len(args)} arrays given, but the model has {len(self.inputs)} inputs")
+            raise InputError(f"{len(args)} arrays given, but the model has {len(self.inputs)} inputs", code="TC2001")
         first = args[0] if args else None
         foreign = first is not None and not isinstance(first, np.ndarray)
         arrays = [self._as_input(k, value) for k, value in enumerate(args)]
@@ -250,7 +250,7 @@ class NativeProgram:
         array = value if type(value) is np.ndarray and value.dtype.isnative else input_array(value, self.inputs[k].name)
         if array.dtype != self._dtypes[k]:
             expected = self.inputs[k].dtype
-            raise InputError(f'input "{self.inputs[k].name}": dtype is {dtype_name(array.dtype)}, but must be {expected}')
+            raise InputError(f'input "{self.inputs[k].name}": dtype is {dtype_name(array.dtype)}, but must be {expected}', code="TC2002")
         static = self._static_in[k]
         if static is not None:
             if array.shape != static:
@@ -264,10 +264,10 @@ class NativeProgram:
     def _refuse_shape(self, k: int, shape: tuple[int, ...]) -> None:
         info = self.inputs[k]
         if len(shape) != len(info.shape):
-            raise InputError(f'input "{info.name}": rank is {len(shape)}, but must be {len(info.shape)} ({info})')
+            raise InputError(f'input "{info.name}": rank is {len(shape)}, but must be {len(info.shape)} ({info})', code="TC2003")
         for axis, (actual, expected) in enumerate(zip(shape, info.shape, strict=True)):
             if isinstance(expected, int) and actual != expected:
-                raise InputError(f'input "{info.name}": dim {axis} is {actual}, but must be {expected} ({info})')
+                raise InputError(f'input "{info.name}": dim {axis} is {actual}, but must be {expected} ({info})', code="TC2003")
 
     def _run_frame(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
         words, frame.places = frame.words, None
@@ -378,15 +378,15 @@ class NativeProgram:
     def _refuse_overlap(self, pair: tuple[int, int] | None) -> None:
         if pair is not None:
             one, other = (self.outputs[k].name for k in pair)
-            raise InputError(f'out: the buffers for "{one}" and "{other}" overlap')
+            raise InputError(f'out: the buffers for "{one}" and "{other}" overlap', code="TC2006")
 
     def _check_outputs(self, given: list[Any], wanted: Sequence[_Wanted]) -> list[np.ndarray]:
         """The memory of the caller's arrays for results. InputError for what cannot hold them."""
         if len(given) != len(self.outputs):
-            raise InputError(f"out: {len(given)} arrays given, but the model has {len(self.outputs)} outputs")
+            raise InputError(f"out: {len(given)} arrays given, but the model has {len(self.outputs)} outputs", code="TC2006")
         if len(wanted) != len(given):
             name = self.outputs[self._dynamic_out.index(True)].name
-            raise InputError(f'out: output "{name}" has a size that depends on the data')
+            raise InputError(f'out: output "{name}" has a size that depends on the data', code="TC2006")
         fits = [
             type(array) is np.ndarray and array.shape == shape and array.dtype == dtype and array.flags.carray
             for array, (shape, dtype) in zip(given, wanted)
@@ -463,7 +463,7 @@ class NativeProgram:
         for name, value in found.items():
             message = message.replace(name, str(value))
         values = [f"{name} = {frame.words[self._entry.layout.dims + word]}" for name, word in check.dims]
-        raise InputError(f"{message} (here {', '.join(values)})" if values else message)
+        raise InputError(f"{message} (here {', '.join(values)})" if values else message, code="TC2004")
 
     # -- results of data-dependent size
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import ModelError, UserError
+from tc.errors import ModuleFileError, UserError
 from tc.ir.dtype import parse_dtype
 from tc.ir.expr import (
     Add,
@@ -138,21 +138,21 @@ def _parts(
 ) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Header and sections of a file of `size` bytes. `fill` brings what follows the head to where it will stay, and hashes it."""
     if len(head) < _HEAD.size or not head.startswith(MAGIC):
-        raise ModelError(f"{name} is not a compiled tc module")
+        raise ModuleFileError(f"{name} is not a compiled tc module")
     _, version, digest, length = _HEAD.unpack(head)
     if version != VERSION:
-        raise ModelError(f"{name} is a module of version {version}; this is version {VERSION}: compile it again")
+        raise ModuleFileError(f"{name} is a module of version {version}; this is version {VERSION}: compile it again", code="TC4011")
     if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
-        raise ModelError(f"{name} is damaged: its header claims {length} bytes")
+        raise ModuleFileError(f"{name} is damaged: its header claims {length} bytes")
     whole = Arena(size).bytes()
     if not hmac.compare_digest(seal(fill(whole.data[_HEAD.size :])), digest):
-        raise ModelError(f"{name} is damaged: its contents do not match their hash")
+        raise ModuleFileError(f"{name} is damaged: its contents do not match their hash")
     header = json.loads(whole.data[_HEAD.size : _HEAD.size + length].tobytes())
     start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
     sections = []
     for place, count in header["sections"]:
         if place < 0 or count < 0 or start + place + count > size:
-            raise ModelError(f"{name} is damaged: a section lies outside the file")
+            raise ModuleFileError(f"{name} is damaged: a section lies outside the file")
         sections.append(whole[start + place : start + place + count])
     return header, sections
 
@@ -167,7 +167,7 @@ def parse_dim(text: str, variables: Mapping[str, Var]) -> Expr:
     try:
         return _from_ast(ast.parse(text, mode="eval").body, variables)
     except (SyntaxError, KeyError, ValueError, RecursionError) as error:
-        raise ModelError(f"not a dim formula: {text!r} ({error})") from None
+        raise ModuleFileError(f"not a dim formula: {text!r} ({error})") from None
 
 
 _OPERATORS: dict[type, type] = {
@@ -217,7 +217,7 @@ def as_array(section: np.ndarray, dtype: str, shape: Sequence[int]) -> np.ndarra
     numpy_dtype = parse_dtype(dtype).numpy
     expected = int(np.prod(shape, dtype=np.int64)) * numpy_dtype.itemsize
     if expected != section.nbytes:
-        raise ModelError(f"a constant of {expected} bytes lies in a section of {section.nbytes}")
+        raise ModuleFileError(f"a constant of {expected} bytes lies in a section of {section.nbytes}")
     return section.view(numpy_dtype).reshape(tuple(shape)) if expected else np.empty(tuple(shape), numpy_dtype)
 
 

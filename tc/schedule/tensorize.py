@@ -47,7 +47,7 @@ def blockize(func: PrimFunc, loop: str) -> PrimFunc:
     try:
         loops, block = _tile_of(target.stmt)
     except ScheduleError as error:
-        raise ScheduleError(f"blockize: loop {loop}: {error}") from None
+        raise ScheduleError(f"blockize: loop {loop}: {error.text}") from None
     facts = facts_at(func, Place(block, (*target.path, *loops)))
     if any(prove(each.extent >= 1, facts_at(func, target)) is not True for each in loops):
         raise ScheduleError(f"blockize: a loop of the tile of block {block.name} may make no iteration")

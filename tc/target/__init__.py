@@ -14,7 +14,7 @@ from functools import cache
 
 from llvmlite import binding as llvm
 
-from tc.errors import ModelError, UserError
+from tc.errors import ModuleFileError, TargetError
 from tc.target.detect import cuda_facts, opencl_facts
 from tc.target.device import DEVICE_KINDS, DeviceFacts, device_called, known_archs, lacking, occupancy, with_facts
 from tc.target.host import (
@@ -99,26 +99,26 @@ class Target:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or type(self.vector_bits) is not int:
-            raise UserError("target: kind must be a name, and vector_bits a whole number")
+            raise TargetError("target: kind must be a name, and vector_bits a whole number")
         if self.kind not in (*HOST_KINDS, *DEVICE_KINDS):
-            raise UserError(f"target: unknown kind '{self.kind}'; known are {', '.join((*HOST_KINDS, *DEVICE_KINDS))}")
+            raise TargetError(f"target: unknown kind '{self.kind}'; known are {', '.join((*HOST_KINDS, *DEVICE_KINDS))}")
         of_device = self.device.kind if isinstance(self.device, DeviceFacts) else None
         if of_device != (self.kind if self.kind in DEVICE_KINDS else None) or (self.device is not None and of_device is None):
-            raise UserError(f"target: {self.kind} {'needs the facts of such a device' if self.kind in DEVICE_KINDS else 'has no device'}")
+            raise TargetError(f"target: {self.kind} {'needs the facts of such a device' if self.kind in DEVICE_KINDS else 'has no device'}")
         if type(self.number) is not int or self.number < 0 or (self.number and self.device is None):
-            raise UserError(f"target: number is {self.number!r}, must be that of a device")
+            raise TargetError(f"target: number is {self.number!r}, must be that of a device")
         if not isinstance(self.cpu, str) or not isinstance(self.features, tuple) or not all(isinstance(f, str) for f in self.features):
-            raise UserError("target: cpu must be a name, and features a tuple of names")
+            raise TargetError("target: cpu must be a name, and features a tuple of names")
         if self.vector_bits not in (128, 256, 512):
-            raise UserError(f"target: vector_bits is {self.vector_bits}, must be 128, 256 or 512")
+            raise TargetError(f"target: vector_bits is {self.vector_bits}, must be 128, 256 or 512")
         widest = widest_vector_bits(self.features)
         if self.vector_bits > widest:
-            raise UserError(f"target: vector_bits is {self.vector_bits}, but the features allow {widest} at most")
+            raise TargetError(f"target: vector_bits is {self.vector_bits}, but the features allow {widest} at most")
         for name, least in _LEAST.items():
             if type(getattr(self, name)) is not int or getattr(self, name) < least:
-                raise UserError(f"target: {name} is {getattr(self, name)!r}, must be at least {least}")
+                raise TargetError(f"target: {name} is {getattr(self, name)!r}, must be at least {least}")
         if self.cores > MAX_THREADS:
-            raise UserError(f"target: cores is {self.cores}, must be at most {MAX_THREADS}")
+            raise TargetError(f"target: cores is {self.cores}, must be at most {MAX_THREADS}")
         if self.machine:
             kind_called(self.machine)
 
@@ -173,14 +173,15 @@ class Target:
         return missing + lacking(self.device, _facts_of_number(self.kind, self.number))
 
     def require_here(self) -> None:
-        """ModelError where this machine, or the device with this number, lacks what code for the target may use: the operating system
+        """ModuleFileError where this machine, or the device with this number, lacks what code for the target may use: the operating system
         would answer an instruction that is not there by ending the process."""
         missing = self.missing_here()
         if missing:
             where = "a CPU" if self.device is None else f"{self.kind} device {self.number} and a CPU"
-            raise ModelError(
+            raise ModuleFileError(
                 f"the module was compiled for {where} with {', '.join(missing)}, which this machine lacks; it can be saved, and run where "
-                "they are"
+                "they are",
+                code="TC4011",
             )
 
     def __str__(self) -> str:
@@ -212,7 +213,7 @@ class Target:
         if isinstance(target, Target):
             return target
         if not isinstance(target, str):
-            raise UserError(f"target is a {type(target).__name__}, must be a name such as 'native', or a tc.Target")
+            raise TargetError(f"target is a {type(target).__name__}, must be a name such as 'native', or a tc.Target")
         return Target.parse(target)
 
     @staticmethod
@@ -235,7 +236,7 @@ class Target:
         Raises UserError for a name or a fact that is not known, and for a device of this machine that is not there.
         """
         if not isinstance(text, str):
-            raise UserError(f"target is a {type(text).__name__}, must be a name such as 'native'")
+            raise TargetError(f"target is a {type(text).__name__}, must be a name such as 'native'")
         base, _, facts = text.strip().partition(":")
         kind = base.partition("@")[0]
         if kind in DEVICE_KINDS:
@@ -250,7 +251,7 @@ class Target:
             target = replace(_LEVELS[base], cores=default_threads())
         else:
             known = ", ".join(("native", *_LEVELS, "cpu:...", "c", "cuda", "cuda:sm_80", "opencl", "rocm:gfx942"))
-            raise UserError(f"target: unknown target '{text}'; {_meant(base, facts)}known are {known}")
+            raise TargetError(f"target: unknown target '{text}'; {_meant(base, facts)}known are {known}")
         return _with_facts(target, facts) if facts else target
 
 
@@ -276,7 +277,7 @@ def _parse_device_target(kind: str, text: str) -> Target:
     which, _, host_text = text.partition("@")
     host = Target.parse(host_text) if host_text else native_target()
     if host.device is not None:
-        raise UserError(f"target: '{host_text}' is a device, must be a CPU")
+        raise TargetError(f"target: '{host_text}' is a device, must be a CPU")
     first, *rest = which.split(",")
     if "=" in first or not first:
         first, rest = "0", list(filter(None, (first, *rest)))
@@ -285,7 +286,7 @@ def _parse_device_target(kind: str, text: str) -> Target:
         return replace(host, kind=kind, device=with_facts(_facts_of_number(kind, int(first)), facts), number=int(first))
     number = facts.pop("number", "0")
     if not number.isdecimal():
-        raise UserError(f"target: number={number} is not the number of a device")
+        raise TargetError(f"target: number={number} is not the number of a device")
     return replace(host, kind=kind, device=with_facts(device_called(kind, first), facts), number=int(number))
 
 
@@ -293,7 +294,9 @@ def _facts_of_number(kind: str, number: int) -> DeviceFacts:
     """What is known of a device of this machine. UserError when it is not there."""
     if kind not in _DETECTION:
         archs = ", ".join(f"{kind}:{arch}" for arch in known_archs(kind))
-        raise UserError(f"target: no {kind} device is looked for: kernels for {archs} are written as text (tc compile --emit), and not run")
+        raise TargetError(
+            f"target: no {kind} device is looked for: kernels for {archs} are written as text (tc compile --emit), and not run"
+        )
     return _DETECTION[kind](number)
 
 
@@ -379,7 +382,7 @@ def _with_facts(target: Target, text: str) -> Target:
             changes[_FACT_FIELDS[key]] = _parse_fact(key, value)
         else:
             known = ", ".join(("name", "features", *_FACT_FIELDS, "machine"))
-            raise UserError(f"target: unknown fact '{key}'; known are {known}")
+            raise TargetError(f"target: unknown fact '{key}'; known are {known}")
     if "features" in changes:
         vector_bits = widest_vector_bits(changes["features"])  # type: ignore[arg-type]
         changes.setdefault("vector_bits", vector_bits)
@@ -390,7 +393,7 @@ def _with_facts(target: Target, text: str) -> Target:
 def _split_fact(fact: str) -> tuple[str, str]:
     key, equals, value = fact.strip().partition("=")
     if not equals or (not value and not key.endswith(_MAY_BE_NONE)):
-        raise UserError(f"target: '{fact}' is not of the form key=value")
+        raise TargetError(f"target: '{fact}' is not of the form key=value")
     return key, value
 
 
@@ -400,7 +403,7 @@ _MAY_BE_NONE = ("features", "tensor_flops_per_cycle")
 def _parse_fact(key: str, value: str) -> int:
     number = parse_size(value)
     if number is None:
-        raise UserError(f"target: {key}={value} is not a number (sizes may end in K, M or G)")
+        raise TargetError(f"target: {key}={value} is not a number (sizes may end in K, M or G)")
     return number
 
 

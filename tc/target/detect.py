@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tc.errors import UnsupportedError, UserError
+from tc.errors import TargetError, UnsupportedError
 from tc.target.device import DeviceFacts, device_called, known_archs, plain_name
 
 _MOST_THREADS = 1024
@@ -24,7 +24,7 @@ _used_in: dict[str, int] = {}
 def refuse_forked_child(kind: str) -> None:
     """Note that this process uses the driver for `kind`; UserError in the child of a process that did before it forked."""
     if _used_in.setdefault(kind, os.getpid()) != os.getpid():
-        raise UserError(
+        raise TargetError(
             f"{kind}: this process was forked from one that had used the {kind} driver, which does not work in the child; "
             "start it afresh (multiprocessing's 'spawn' or 'forkserver'), or fork before the first use"
         )
@@ -39,13 +39,13 @@ def cuda_driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError:
-        raise UserError(f"cuda: the package cuda-bindings is not installed: pip install 'tc[cuda]'; {_ELSEWHERE}") from None
+        raise TargetError(f"cuda: the package cuda-bindings is not installed: pip install 'tc[cuda]'; {_ELSEWHERE}") from None
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
-        raise UserError(f"cuda: NVIDIA's driver (libcuda) is not on this machine; {_ELSEWHERE}") from error
+        raise TargetError(f"cuda: NVIDIA's driver (libcuda) is not on this machine; {_ELSEWHERE}") from error
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise UserError(f"cuda: the driver does not start ({status.name}); {_ELSEWHERE}")
+        raise TargetError(f"cuda: the driver does not start ({status.name}); {_ELSEWHERE}")
     return driver
 
 
@@ -77,7 +77,7 @@ def cuda_facts(number: int = 0) -> DeviceFacts:
     driver = cuda_driver()
     count = cuda_count()
     if number >= count:
-        raise UserError(f"cuda: there is no device {number}; {_numbers(count)}")
+        raise TargetError(f"cuda: there is no device {number}; {_numbers(count)}")
     device = _checked(driver, driver.cuDeviceGet(number))
     name = _checked(driver, driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(errors="replace")
 
@@ -126,7 +126,7 @@ def cuda_arch(major: int, minor: int, name: str) -> str:
 def _checked(driver: Any, answer: tuple[Any, Any]) -> Any:
     status, value = answer
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise UserError(f"cuda: the driver says {status.name}")
+        raise TargetError(f"cuda: the driver says {status.name}")
     return value
 
 
@@ -144,7 +144,7 @@ def opencl_devices() -> tuple[Any, ...]:
     try:
         import pyopencl
     except ImportError:
-        raise UserError(f"opencl: the package pyopencl is not installed: pip install 'tc[opencl]'; {_PLAIN_DEVICE}") from None
+        raise TargetError(f"opencl: the package pyopencl is not installed: pip install 'tc[opencl]'; {_PLAIN_DEVICE}") from None
     problems: list[str] = []
 
     def ask(question: Callable[[], list[Any]]) -> list[Any]:
@@ -157,7 +157,9 @@ def opencl_devices() -> tuple[Any, ...]:
     devices = [device for platform in ask(pyopencl.get_platforms) for device in ask(platform.get_devices)]
     if not devices:
         why = f" ({'; '.join(problems)})" if problems else ""
-        raise UserError(f"opencl: no device is on this machine{why}; pip install 'tc[opencl]' brings one that is the CPU; {_PLAIN_DEVICE}")
+        raise TargetError(
+            f"opencl: no device is on this machine{why}; pip install 'tc[opencl]' brings one that is the CPU; {_PLAIN_DEVICE}"
+        )
     return tuple(sorted(devices, key=lambda device: not _svm_features(device)))
 
 
@@ -178,7 +180,7 @@ def opencl_facts(number: int = 0) -> DeviceFacts:
     there."""
     devices = opencl_devices()
     if number >= len(devices):
-        raise UserError(f"opencl: there is no device {number}; {_numbers(len(devices))}")
+        raise TargetError(f"opencl: there is no device {number}; {_numbers(len(devices))}")
     return _asked_of_opencl(devices[number])
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tc.errors import UserError
+from tc.errors import TargetError
 
 DEVICE_TABLE = Path(__file__).with_name("devices.json")
 DEVICE_SCHEMA = 1
@@ -82,7 +82,7 @@ class DeviceFacts:
         for field in fields(self):
             problem = _problem(field.name, getattr(self, field.name))
             if problem:
-                raise UserError(f"device {self.arch}: {field.name} is {getattr(self, field.name)!r}, must be {problem}")
+                raise TargetError(f"device {self.arch}: {field.name} is {getattr(self, field.name)!r}, must be {problem}")
 
     def has(self, feature: str) -> bool:
         """Whether the device has a feature."""
@@ -196,7 +196,7 @@ def device_called(kind: str, arch: str) -> DeviceFacts:
     """The entry of that name; UserError when there is none."""
     found = device_table().get((kind, arch))
     if found is None:
-        raise UserError(f"target: unknown {kind} device '{arch}'; known are {', '.join(known_archs(kind))}")
+        raise TargetError(f"target: unknown {kind} device '{arch}'; known are {', '.join(known_archs(kind))}")
     return found
 
 
@@ -208,7 +208,7 @@ def with_facts(device: DeviceFacts, facts: Mapping[str, str]) -> DeviceFacts:
     known = [field.name for field in fields(DeviceFacts) if field.name not in ("kind", "arch")]
     for name in facts:
         if name not in known:
-            raise UserError(f"target: unknown fact '{name}' of a {device.kind} device; known are {', '.join(known)}")
+            raise TargetError(f"target: unknown fact '{name}' of a {device.kind} device; known are {', '.join(known)}")
     changed = {name: _parse_device_fact(name, text) for name, text in facts.items()}
     if facts.get("features", "").startswith("+"):  # these as well
         changed["features"] = tuple(dict.fromkeys((*device.features, *changed["features"])))
@@ -233,7 +233,7 @@ def _parse_device_fact(name: str, text: str) -> Any:
         if name == "tensor_flops_per_cycle":
             return tuple((dtype, int(rate)) for dtype, _, rate in (part.partition(":") for part in parts))
     except ValueError:
-        raise UserError(f"target: {name}={text} is not a number") from None
+        raise TargetError(f"target: {name}={text} is not a number") from None
     return parts if name == "features" else text
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llvmlite import binding as llvm
 
-from tc.errors import UserError
+from tc.errors import TargetError
 from tc.target.tile_permission import may_use_tiles
 
 MAX_THREADS = 256
@@ -66,11 +66,11 @@ def check_threads(count: object, what: str = "threads") -> int:
     try:
         number = operator.index(count)  # type: ignore[arg-type]
     except TypeError:
-        raise UserError(f"{what} is {count!r}, must be a whole number from 1 to {MAX_THREADS}") from None
+        raise TargetError(f"{what} is {count!r}, must be a whole number from 1 to {MAX_THREADS}") from None
     if isinstance(count, bool) or number < 1:
-        raise UserError(f"{what} is {count}, must be at least 1")
+        raise TargetError(f"{what} is {count}, must be at least 1")
     if number > MAX_THREADS:
-        raise UserError(f"{what} is {count}, must be at most {MAX_THREADS}")
+        raise TargetError(f"{what} is {count}, must be at most {MAX_THREADS}")
     return number
 
 

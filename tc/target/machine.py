@@ -18,7 +18,7 @@ from typing import Any
 
 import platformdirs
 
-from tc.errors import UserError
+from tc.errors import TargetError, UserError
 from tc.target import Target
 from tc.target.table import SCHEMA, CoreRates, MachineKind, checked_rates, kind_called, kind_of_cpu
 
@@ -82,7 +82,7 @@ def _measured_rates(path: Path, fingerprint: str) -> dict[str, float] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error
+        raise TargetError(f"{path}: {error.strerror or error}") from error
     return _parse(data, path).get(fingerprint)
 
 
@@ -94,13 +94,13 @@ def _parse(data: bytes, path: Path) -> dict[str, dict[str, float]]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("machines"), dict):
-        raise UserError(f"{path} is not a file of measured rates; {advice}")
+        raise TargetError(f"{path} is not a file of measured rates; {advice}")
     if found.get("schema") != SCHEMA:
         return {}  # of another version, which measured other things
     machines: dict[str, Any] = found["machines"]
     for name, entry in machines.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("rates"), dict):
-            raise UserError(f"{path}: no rates of {name}; {advice}")
+            raise TargetError(f"{path}: no rates of {name}; {advice}")
     return {name: checked_rates(entry["rates"], str(path)) for name, entry in machines.items()}
 
 

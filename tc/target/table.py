@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tc.errors import UserError
+from tc.errors import TargetError
 
 TABLE = Path(__file__).with_name("machines.json")
 SCHEMA = 1
@@ -113,10 +113,10 @@ def checked_rates(numbers: Mapping[str, Any], what: str) -> dict[str, float]:
     known = {field.name for field in fields(CoreRates)}
     for name, value in numbers.items():
         if name not in known:
-            raise UserError(f"{what}: unknown rate {name!r}")
+            raise TargetError(f"{what}: unknown rate {name!r}")
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number or value < 0 or (value == 0 and name not in MAY_BE_ZERO):
-            raise UserError(f"{what}: {name} is {value!r}, must be a positive number")
+            raise TargetError(f"{what}: {name} is {value!r}, must be a positive number")
     return {name: float(value) for name, value in numbers.items()}
 
 
@@ -169,5 +169,5 @@ def kind_called(name: str) -> MachineKind:
     """The entry of that name; UserError when there is none."""
     kinds = machine_kinds()
     if name not in kinds:
-        raise UserError(f"target: unknown machine '{name}'; known are {', '.join(kinds)}")
+        raise TargetError(f"target: unknown machine '{name}'; known are {', '.join(kinds)}")
     return kinds[name]

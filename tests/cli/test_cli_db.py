@@ -201,7 +201,7 @@ def test_merge_says_what_came_of_it(path: Path, tmp_path: Path, capsys: pytest.C
 def test_merge_makes_nothing_when_an_input_is_missing(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["db", "merge", str(tmp_path / "all.db"), str(path), str(tmp_path / "none.db")]) == 1
 
-    assert capsys.readouterr().err == f"tc: error: {tmp_path}/none.db: there is no such tuning database\n"
+    assert capsys.readouterr().err == f"tc: error: {tmp_path}/none.db: there is no such tuning database (tc explain TC4020)\n"
     assert not (tmp_path / "all.db").exists()
 
 

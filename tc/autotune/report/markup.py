@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from tc.autotune.report.style import STYLE
-from tc.errors import UserError
+from tc.errors import TuningError
 from tc.records.record import clean_text
 
 _TEXT_LIMIT = 1 << 14
@@ -23,7 +23,7 @@ def write_page(path: str | Path, page: str) -> None:
         unfinished.write_text(page, encoding="utf-8")
         unfinished.replace(file)
     except OSError as error:
-        raise UserError(f"{file}: cannot be written: {error.strerror or error}") from error
+        raise TuningError(f"{file}: cannot be written: {error.strerror or error}") from error
     finally:
         unfinished.unlink(missing_ok=True)
 

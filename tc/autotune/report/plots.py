@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from tc.autotune.report.facts import Accuracy, CurveStep, TaskFacts
-from tc.errors import UserError
+from tc.errors import TuningError
 
 COLOURS = {
     "ink": "#0a0b01",
@@ -36,7 +36,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("a report has plots, which need matplotlib: pip install tc[viz]") from None
+        raise TuningError("a report has plots, which need matplotlib: pip install tc[viz]") from None
 
 
 def plot_curve(task: TaskFacts, number: int) -> str:

@@ -29,7 +29,7 @@ def refuse_unfit(candidate: Candidate, dims: Mapping[str, int]) -> str | None:
     try:
         launches = device_work(candidate.final, dims)
     except TcError as error:
-        return str(error)
+        return error.text
     return next(filter(None, (exceeded(launch, candidate.target.device) for launch in launches)), None)
 
 

@@ -35,7 +35,11 @@ def quantized_blocks(tensor: GgufTensor) -> QuantizedBlocks:
     name = "of an unknown kind" if tensor.kind is None else tensor.kind.name
     read = _READERS.get(name)
     if tensor.kind is None or read is None:
-        raise UnsupportedError(f"the tensor {tensor.name!r} is {name}, kind {tensor.number}; blocks are known of {', '.join(_READERS)}")
+        raise UnsupportedError(
+            f"the tensor {tensor.name!r} is {name}, kind {tensor.number}, of which no blocks are known",
+            code="TC1012",
+            supported=", ".join(_READERS),
+        )
     values, scale, shift = read(tensor.data.reshape(-1, tensor.kind.size_bytes))
     depth = tensor.shape[-1]
     rows = values.size // depth if depth else 0

@@ -85,7 +85,7 @@ class _Reader:
         self.data, self.name, self.place = memoryview(data), name, 0
 
     def fail(self, what: str) -> ModelError:
-        return ModelError(f"{self.name}: {what} (byte {self.place})")
+        return ModelError(f"{self.name}: {what} (byte {self.place})", code="TC1003")
 
     def take(self, count: int) -> memoryview:
         if count > len(self.data) - self.place:
@@ -128,7 +128,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     try:
         data: np.ndarray = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
-        raise ModelError(f"{name}: {error}") from None
+        raise ModelError(f"{name}: {error}", code="TC1002") from None
     reader = _Reader(data, name)
     if bytes(reader.take(4)) != MAGIC:
         raise reader.fail("this is no GGUF file")

@@ -67,6 +67,6 @@ def fused_activation(n: NodeContext, x: ModelValue, name: str | None, given: lis
             return n.call("clip", x, n.const(first, x.dtype), n.const(second, x.dtype))
         return n.call("selu", x, alpha=first, gamma=second)
     if key not in ACTIVATIONS:
-        raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}")
+        raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}", code="TC1013", supported=", ".join(ACTIVATIONS))
     alpha, beta = (number if number is None or place >= len(given) else given[place] for place, number in enumerate(ACTIVATIONS[key]))
     return Activation(key, alpha or 0.0, beta or 0.0, None).apply(n, x)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op, onnx_op_before
 from tc.frontend.onnx.size_elements import make_elements
@@ -97,7 +97,7 @@ def _try_both(
     for taken in (True, False):
         graph = n.graph.nested(f"{n.place_here}/{_name(taken)}")
         if graph.depth > n.graph.depth + 1 + _MAX_PATHS_DEEP:
-            raise UnsupportedError(f"more than {_MAX_PATHS_DEEP} Ifs with branches of different rank follow each other")
+            raise UnsupportedError(f"more than {_MAX_PATHS_DEEP} Ifs with branches of different rank follow each other", code="TC1018")
         if test is not None:
             graph.builder.assume(test if taken else logical_not(test))
         n.graph.shared.attempts += 1
@@ -152,7 +152,7 @@ def _join(
     for x, y in zip(paths[True].results, paths[False].results, strict=True):
         if not isinstance(x, ModelValue) or not isinstance(y, ModelValue) or x.rank != y.rank:
             kinds = f"{_kind(x)} and {_kind(y)}"
-            raise UnsupportedError(f"If: the branches give results of different rank or kind: {kinds}")
+            raise UnsupportedError(f"If: the branches give results of different rank or kind: {kinds}", code="TC1018")
         if x.dtype != y.dtype:
             raise ShapeError(f"If: the branches give results of different dtypes: {x.type} and {y.type}")
         known = _join_elements(n, test, x, y)
@@ -190,7 +190,7 @@ def _join_shapes(
     for axis, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)):
         for dim, own in ((a, inner[True]), (b, inner[False])):
             if any(node in own for node in walk(dim)):
-                raise UnsupportedError(f"If: the size {dim} of a result depends on data that only its branch has")
+                raise UnsupportedError(f"If: the size {dim} of a result depends on data that only its branch has", code="TC1018")
         if prove(equal(a, b), n.facts) is True:
             dims.append(a)
         elif test is not None:
@@ -258,6 +258,8 @@ def _attr_vars(value: Any) -> set[Any]:
 class _ShapeChanges(UnsupportedError):
     """A loop carries values of changing sizes; `ranks` are those that every iteration keeps."""
 
+    default_code = "TC1018"
+
     def __init__(self, ranks: Sequence[int | None], message: str) -> None:
         super().__init__(message)
         self.ranks = ranks
@@ -288,15 +290,15 @@ def bind_loop(
             raise _ShapeChanges(ranks, f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
     if trip_count is None and after is None:
         if condition is None:
-            raise ModelError("the loop never ends: it has no bound, and its condition is always true")
+            raise NodeError("the loop never ends: it has no bound, and its condition is always true")
         trip_count, condition = _iterations(c, const(1 << 62), condition), None
     own = dims_bound_in(graph.builder)
     for value in scanned:
         if any(node in own for node in walk(value.type)):
-            raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration")
+            raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration", code="TC1018")
     if scanned:
         if trip_count is None or after is not None:
-            raise UnsupportedError("a loop that stacks results needs a known number of iterations")
+            raise UnsupportedError("a loop that stacks results needs a known number of iterations", code="TC1018")
         if condition is not None:
             trip_count, condition = _iterations(c, trip_count, condition), None
     true = constant_value(np.array(True))
@@ -344,7 +346,7 @@ def import_loop(n: NodeContext) -> NodeResult:
 
 def _tensor(value: AnyValue | None) -> ModelValue:
     if not isinstance(value, ModelValue):
-        raise UnsupportedError("a loop carries a sequence or an optional")
+        raise UnsupportedError("a loop carries a sequence or an optional", code="TC1018")
     return value
 
 
@@ -423,14 +425,14 @@ def _unroll(n: NodeContext, trip_count: int) -> NodeResult:
         after, *results = graph.run_graph(body, given)
         go_on = n.graph.array(_tensor(after))
         if go_on is None:
-            raise UnsupportedError("a loop that changes the types of its values stops by a condition on data")
+            raise UnsupportedError("a loop that changes the types of its values stops by a condition on data", code="TC1018")
         carried = list(results[:count])
         for stack, value in zip(stacks, results[count:], strict=True):
             stack.append(n.call("unsqueeze", _tensor(value), axes=(0,)))
         if not go_on.reshape(-1)[0]:
             break
     if any(not stack for stack in stacks):
-        raise UnsupportedError("a loop of no iterations stacks results of unknown size")
+        raise UnsupportedError("a loop of no iterations stacks results of unknown size", code="TC1018")
     stacked = [stack[0] if len(stack) == 1 else n.call("concat", *stack, axis=0) for stack in stacks]
     return [*carried, *stacked]
 
@@ -441,7 +443,7 @@ def import_scan(n: NodeContext) -> NodeResult:
     values = n.values()
     init, sequences = values[: len(values) - num_scanned], values[len(values) - num_scanned :]
     if not sequences:
-        raise ModelError("Scan needs at least one input to scan")
+        raise NodeError("Scan needs at least one input to scan")
     num_results = len(body.output) - len(init)
     axes = n.attr("scan_input_axes") or [0] * num_scanned
     reverse = n.attr("scan_input_directions") or [0] * num_scanned
@@ -464,11 +466,11 @@ def import_scan(n: NodeContext) -> NodeResult:
 def import_scan_of_batches(n: NodeContext) -> NodeResult:
     """Opset 8: every value has a first axis of batches, each of which is scanned by itself."""
     if n.optional(0) is not None:
-        raise UnsupportedError("Scan of opset 8 with sequence lengths")
+        raise UnsupportedError("Scan of opset 8 with sequence lengths", code="TC1011")
     values, num_scanned, body = [n.value(k) for k in range(1, len(n.inputs))], n.attr("num_scan_inputs"), n.attr("body")
     states, scanned = values[: len(values) - num_scanned], values[len(values) - num_scanned :]
     if not scanned:
-        raise ModelError("Scan needs at least one input to scan")
+        raise NodeError("Scan needs at least one input to scan")
     short = next((v for v in (*states, *scanned) if v.rank < (1 if v in states else 2)), None)
     if short is not None:
         raise ShapeError(f"Scan: {short.type} has no axes of batches and of items to scan")

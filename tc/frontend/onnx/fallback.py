@@ -69,7 +69,7 @@ def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
     if n.graph.shared.mode == "error" or n.schema is None:
         return None
     if n.op_type == "Scan" and n.opset < 9:
-        raise UnsupportedError("ONNX's reference does not know Scan of opset 8")
+        raise UnsupportedError("ONNX's reference does not know Scan of opset 8", code="TC1011")
     values = {name: n.graph.lookup(name) for name in sorted(reads(n.node))}
     values.update((name, value) for name, value in zip(n.node.input, n.inputs, strict=True) if name)
     sources = _Sources(n)
@@ -77,7 +77,7 @@ def call_reference(n: NodeContext) -> tuple[NodeResult, str] | None:
         sources.add(name, value)
     node, opsets, defaults = _as_reference_knows_it(n)
     if sources.nodes and opsets != dict(n.graph.opsets):
-        raise UnsupportedError("its operands come from nodes of another opset than its reference is of")
+        raise UnsupportedError("its operands come from nodes of another opset than its reference is of", code="TC1011")
     tensors = sources.tensors
     nodes = [*sources.nodes.values(), node]
     constants = {name: array for name, value in tensors.items() if (array := _small_constant(n, value)) is not None}
@@ -136,7 +136,7 @@ def pack_deferred(graph: GraphImporter, value: DeferredValue, declared: Any) -> 
     found = _inferred(model).get(value.name)
     kind, code = kind_of(found if found is not None and kind_of(found)[1] else declared)
     if not code:
-        raise UnsupportedError(f"the type of the output {value.name!r} is not known; it comes from {value.reason}")
+        raise UnsupportedError(f"the type of the output {value.name!r} is not known; it comes from {value.reason}", code="TC1017")
     dtype = dtype_name(code, f"the output {value.name!r}")
     model.graph.output[0].type.CopyFrom(_type_of(kind, code))
     _check_runs(model)
@@ -196,7 +196,7 @@ class _Sources:
                 return
             case ModelValue() | StringsValue() | PackedValue():
                 if name in self.nodes or self.tensors.setdefault(name, value) is not value:
-                    raise UnsupportedError(f"two values that it needs are called {name!r}")
+                    raise UnsupportedError(f"two values that it needs are called {name!r}", code="TC1021")
             case SequenceValue(items=items, dtype=dtype):
                 parts = [f"{name}.item{k}" for k in range(len(items))]
                 for part, item in zip(parts, items, strict=True):
@@ -214,12 +214,12 @@ class _Sources:
                 self.add(f"{name}.content", content)
                 self._add_node(helper.make_node("Optional", [f"{name}.content"], [name]))
             case _:
-                raise UnsupportedError(f"its input {name!r} is an optional")
+                raise UnsupportedError(f"its input {name!r} is an optional", code="TC1017")
 
     def _add_node(self, node: Any) -> None:
         name = next(filter(None, node.output))
         if name in self.tensors or self.nodes.setdefault(name, node) != node:
-            raise UnsupportedError(f"two values that it needs are called {name!r}")
+            raise UnsupportedError(f"two values that it needs are called {name!r}", code="TC1021")
 
 
 def _output_info(name: str, code: int) -> Any:
@@ -301,7 +301,7 @@ def _inferred(model: Any) -> dict[str, Any]:
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:
-        raise UnsupportedError(f"ONNX cannot infer its types: {error}") from error
+        raise UnsupportedError(f"ONNX cannot infer its types: {error}", code="TC1020") from error
     return {value.name: value.type for value in (*inferred.graph.output, *inferred.graph.value_info)}
 
 
@@ -363,4 +363,4 @@ def _check_runs(model: Any) -> None:
     try:
         ReferenceEvaluator(model)
     except Exception as error:  # the reference runtime raises its own errors, and whatever numpy does
-        raise UnsupportedError(f"ONNX has no reference implementation of it that runs: {error}") from error
+        raise UnsupportedError(f"ONNX has no reference implementation of it that runs: {error}", code="TC1020") from error

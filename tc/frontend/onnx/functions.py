@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tc.errors import ModelError
+from tc.errors import NodeError
 from tc.frontend.imported import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
@@ -72,9 +72,10 @@ def expand(n: NodeContext, function: FunctionProto, defaults: Mapping[str, Attri
     defaults: values of attributes that neither the node nor the function gives.
     """
     if len(n.inputs) > len(function.input) or n.num_outputs > len(function.output):
-        raise ModelError(
+        raise NodeError(
             f"{n.op_type} is a function of {len(function.input)} inputs and {len(function.output)} outputs, "
-            f"but the node has {len(n.inputs)} and {n.num_outputs}"
+            f"but the node has {len(n.inputs)} and {n.num_outputs}",
+            code="TC1042",
         )
     reports: list[NodeReport] = []
     opsets = {**n.graph.opsets, **{_domain(o.domain): o.version for o in function.opset_import}}

@@ -8,12 +8,13 @@ entry, keeps names and places, and decides what happens to a node that has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from tc.errors import LimitError, ModelError, ShapeError, Span, TcError, UnsupportedError, located
+from tc.errors import LimitError, ModelError, NodeError, ShapeError, Span, TcError, UnsupportedError, located
 from tc.frontend.imported import FALLBACK, NATIVE, REFUSED, NodeReport
 from tc.frontend.onnx.assumptions import aligned_operands
 from tc.frontend.onnx.node_context import (
@@ -24,11 +25,13 @@ from tc.frontend.onnx.node_context import (
     NodeResult,
     classify,
     find_adapter,
+    known_operators,
 )
 from tc.frontend.onnx.reading import (
     ModelFile,
     OrderedNode,
     check_node,
+    first_opset,
     order_nodes,
 )
 from tc.frontend.onnx.size_elements import Elements, SizeRatio, array_of_elements, elements_of_array, is_constant
@@ -183,7 +186,7 @@ class GraphImporter:
         self._declared: dict[str, Any] = {}
         self._declared_ranks: dict[str, int] = {}
         if self.depth > _MAX_NESTING:
-            raise ModelError(f"graphs are nested more than {_MAX_NESTING} deep")
+            raise ModelError(f"graphs are nested more than {_MAX_NESTING} deep", code="TC1032")
 
     @property
     def facts(self) -> Facts:
@@ -198,13 +201,13 @@ class GraphImporter:
             if name in graph.names:
                 return graph.names[name]
             graph = graph.parent
-        raise ModelError(f"nothing defines {name!r}")
+        raise ModelError(f"nothing defines {name!r}", code="TC1007")
 
     def output(self, name: str) -> AnyValue:
         """What an output of the graph stands for."""
         found = self.lookup(name)
         if found is None:
-            raise ModelError(f"the output {name!r} is an input that was not given")
+            raise ModelError(f"the output {name!r} is an input that was not given", code="TC1007")
         return found
 
     def visible_names(self) -> frozenset[str]:
@@ -242,7 +245,7 @@ class GraphImporter:
             if tensor.name in but:
                 continue
             if tensor.name in self.names:
-                raise ModelError(f"the initializer {tensor.name!r} is defined twice")
+                raise ModelError(f"the initializer {tensor.name!r} is defined twice", code="TC1008")
             self.names[tensor.name] = self.constant(tensor)
         for sparse in graph.sparse_initializer:
             self.names[sparse.values.name] = constant_value(reader.read_sparse(sparse), sparse.values.name)
@@ -313,7 +316,7 @@ class GraphImporter:
             return tuple(elements.reshape(-1))
         shape = value.type.static_shape
         if shape is None or len(shape) > 1:
-            raise UnsupportedError(f"{what} depends on data, so its length must be known, but it is {value.type}", span)
+            raise UnsupportedError(f"{what} depends on data, so its length must be known, but it is {value.type}", span, code="TC1015")
         count = 1 if not shape else shape[0]
         atom = self.atom(value)
         if value.dtype != i64:
@@ -389,7 +392,7 @@ class GraphImporter:
     def run_graph(self, graph: Any, inputs: Sequence[AnyValue | None]) -> list[AnyValue]:
         """Import a subgraph whose inputs have these values; its outputs."""
         if len(graph.input) != len(inputs):
-            raise ModelError(f"the graph {graph.name!r} takes {len(graph.input)} inputs, not {len(inputs)}")
+            raise NodeError(f"the graph {graph.name!r} takes {len(graph.input)} inputs, not {len(inputs)}", code="TC1042")
         for info, value in zip(graph.input, inputs, strict=True):
             check_declared_dtype(info, value, f"the input {info.name!r} of graph {graph.name!r}")
             self.names[info.name] = value
@@ -445,7 +448,7 @@ class GraphImporter:
         strings = take_numbers(n)
         self.shared.check(n)
         mark = self.mark()
-        reason = "it has no operator in tc"
+        reason, first = "it has no operator in tc", None
         adapter = None if is_function else find_adapter(n.domain, n.op_type, n.opset)
         if adapter is not None:
             try:
@@ -455,7 +458,7 @@ class GraphImporter:
                 in_python = self._python_kernels(mark)
                 return results, *((FALLBACK, f"numpy's kernel of {', '.join(in_python)}") if in_python else (NATIVE, ""))
             except UnsupportedError as error:
-                reason = error.message
+                reason, first = error.said, error
                 self.roll_back(mark)
         if strings is not None:
             n.inputs = strings
@@ -464,12 +467,12 @@ class GraphImporter:
             try:
                 found = alternative(n)
             except UnsupportedError as error:
-                reason = f"{reason}; {error.message}"
+                reason = f"{reason}; {error.said}"
                 self.roll_back(mark)
                 continue
             if found is not None:
                 return *found, reason
-        raise UnsupportedError(self._refusal(n, reason))
+        raise self._refusal(n, reason, first)
 
     def _python_kernels(self, mark: Mark) -> list[str]:
         """The operators without loops that were bound since `mark`: unless their results are folded, they run in Python."""
@@ -481,22 +484,36 @@ class GraphImporter:
                     found.add(op.name)
         return sorted(found)
 
-    def _refusal(self, n: NodeContext, reason: str) -> str:
+    def _refusal(self, n: NodeContext, reason: str, first: UnsupportedError | None) -> UnsupportedError:
+        """The error for a node that nothing imports. first: what our own form of the operator lacks, if there is one."""
         where = f"domain {n.domain!r}" if n.domain else "ONNX"
+        code, supported = ("TC1020", "") if first is None else (first.code, first.supported)
         if n.schema is None and n.function_key not in self.shared.model.functions:
             advice = "check the operator's name and domain, register it with tc.op, or export the model with standard operators"
+            code, supported = self._unknown_operator(n, code, supported)
         elif self.shared.mode == "error":
             advice = 'allow the slow reference implementation with on_unsupported="fallback"'
         else:
             advice = "export the model without it"
-        return f"{n.op_type} of {where}, opset {n.opset}, is not supported: {reason}; {advice}"
+        message = f"{n.op_type} of {where}, opset {n.opset}, is not supported: {reason}"
+        return UnsupportedError(message, code=code, supported=supported, hint=advice).of_node(n.op_type, n.domain, n.opset)
+
+    def _unknown_operator(self, n: NodeContext, code: str, supported: str) -> tuple[str, str]:
+        """The code for a node that ONNX has no schema for, and what is there in place of it: the operator's opsets, or its likes."""
+        since = first_opset(n.op_type, n.domain)
+        if since is not None:
+            return "TC1011", f"{n.op_type} since opset {since}"
+        if code != "TC1020":  # an operator of ours outside of ONNX's own, in a form that we lack
+            return code, supported
+        near = get_close_matches(n.op_type, known_operators(n.domain), n=3, cutoff=0.75)
+        return "TC1010", ", ".join(near)
 
 
 def check_declared_dtype(info: Any, value: AnyValue | None, what: str) -> None:
     """ModelError when a file declares another element type than the value has."""
     code = info.type.tensor_type.elem_type if info.type.HasField("tensor_type") else 0
     if isinstance(value, ModelValue) and code and CODES[value.dtype] != code:
-        raise ModelError(f"{what} is declared as {dtype_of(code, what)}, but is {value.type}")
+        raise ModelError(f"{what} is declared as {dtype_of(code, what)}, but is {value.type}", code="TC1031")
 
 
 def check_size(type_: Any, what: str, span: Span | None) -> None:
@@ -506,7 +523,7 @@ def check_size(type_: Any, what: str, span: Span | None) -> None:
         return
     size = prod(shape) * type_.dtype.size_bytes
     if size > MAX_TENSOR_BYTES:
-        raise LimitError(f"{what}: the result {type_} would take {size} bytes; the limit is {MAX_TENSOR_BYTES}", span)
+        raise LimitError(f"{what}: the result {type_} would take {size} bytes; the limit is {MAX_TENSOR_BYTES}", span, code="TC1060")
 
 
 def _tensor_type(var: TensorVar) -> TensorType:

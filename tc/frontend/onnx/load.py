@@ -172,7 +172,7 @@ def _import(
             signature.defaults = (*signature.defaults, info.name)
     for info in inputs:
         if info.name in importer.names:
-            raise ModelError(f"two inputs are called {info.name!r}")
+            raise ModelError(f"two inputs are called {info.name!r}", code="TC1008")
         importer.names[info.name] = signature.add_input(info)
     if not graph.output:
         raise ModelError("the model has no outputs")
@@ -181,7 +181,7 @@ def _import(
     defined = {name for item in ordered for name in item.node.output} | importer.names.keys()
     for name in outputs:
         if name not in defined:
-            raise ModelError(f"the model's output {name!r} is defined by no node")
+            raise ModelError(f"the model's output {name!r} is defined by no node", code="TC1007")
     needed = needed_nodes(ordered, outputs)
     for item in ordered:
         if item.index not in needed:
@@ -209,4 +209,4 @@ def _check_declared(info: ValueInfoProto, value: Any, kind: str) -> None:
     )
     if not fits:
         text = ", ".join("?" if size is None else str(size) for size in sizes)
-        raise ModelError(f"{what} is declared with shape [{text}], but is {value.type}")
+        raise ModelError(f"{what} is declared with shape [{text}], but is {value.type}", code="TC1031")

@@ -57,7 +57,7 @@ def output_part(importer: GraphImporter, info: ValueInfoProto, value: AnyValue) 
         case DeferredValue():
             tensors, kind, dtype = pack_deferred(importer, content, info.type)
             return ValueLayout(name, PACKED, len(tensors), dtype, kind), tensors
-    raise UnsupportedError(f"the output {name!r} is of a kind that tc does not return")
+    raise UnsupportedError(f"the output {name!r} is of a kind that tc does not return", code="TC1017")
 
 
 def check_names(parts: Sequence[ValueLayout]) -> None:
@@ -66,7 +66,10 @@ def check_names(parts: Sequence[ValueLayout]) -> None:
     for part in parts:
         for name in part.flat_names():
             if name != part.name and name in known:
-                raise UnsupportedError(f"a tensor of {part.name!r} would be called {name!r}, as another input or output is: rename that")
+                raise UnsupportedError(
+                    f"a tensor of {part.name!r} would be called {name!r}, as another input or output is: rename that",
+                    code="TC1021",
+                )
 
 
 class ModelInputs:
@@ -132,7 +135,8 @@ class ModelInputs:
         is_text = tensor.elem_type == STRING_CODE
         dtype = i64 if is_text else dtype_of(tensor.elem_type, what)
         if not tensor.HasField("shape"):
-            raise UnsupportedError(f"{what} has no shape, not even a rank; give it one, of symbolic dims if need be")
+            hint = "give it one, of symbolic dims if need be"
+            raise UnsupportedError(f"{what} has no shape, not even a rank", code="TC1014", hint=hint)
         shape = []
         for axis, dim in enumerate(tensor.shape.dim):
             name = _dim_name(info.name, axis, dim)
@@ -150,7 +154,11 @@ class ModelInputs:
         kind, code = kind_of(info.type)
         if not kind or not code:
             named = str(info.type.WhichOneof("value") or "nothing").removesuffix("_type")
-            raise UnsupportedError(f"{what} is of the kind {named}; tc takes tensors, sequences and optionals of known element type")
+            raise UnsupportedError(
+                f"{what} is of the kind {named}",
+                code="TC1017",
+                supported="tensors, sequences and optionals of known element type",
+            )
         dtype = dtype_name(code, what)
         length = self.dims.get(_length_name(info.name)) if kind == "sequence" else None
         if isinstance(length, Const) and dtype != STRING:
@@ -171,7 +179,7 @@ class ModelInputs:
         """An item of a sequence: dims that are no numbers are its own."""
         tensor = info.type.sequence_type.elem_type.tensor_type
         if not tensor.HasField("shape"):
-            raise UnsupportedError(f"the items of the input {info.name!r} have no shape: leave its length open")
+            raise UnsupportedError(f"the items of the input {info.name!r} have no shape: leave its length open", code="TC1014")
         shape: list[Expr] = []
         for axis, dim in enumerate(tensor.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value >= 0:

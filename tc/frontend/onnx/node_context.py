@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tc.errors import ModelError, Span, UnsupportedError
+from tc.errors import ModelError, NodeError, Span, UnsupportedError
 from tc.frontend.imported import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED
 from tc.frontend.onnx.assumptions import assume_large_enough
 from tc.frontend.onnx.reading import (
@@ -90,10 +90,16 @@ def find_adapter(domain: str, op_type: str, opset: int) -> Adapter | None:
     return None
 
 
+def known_operators(domain: str) -> list[str]:
+    """The operators of a domain that have entries, those of users included."""
+    users = (name.removeprefix(f"{domain}::") for name in scoped_ops() if name.startswith(f"{domain}::"))
+    return sorted({*users, *(op_type for of, op_type in ADAPTERS if of == domain)})
+
+
 def _import_users(op: OpDef, n: NodeContext) -> NodeResult:
     """A node of a user's operator: its inputs are the operands, its attributes those of the operator."""
     if op.compute is None and n.graph.shared.mode == "error":
-        raise UnsupportedError(f"{op.name} has no tensor expression, it runs in Python")
+        raise UnsupportedError(f"{op.name} has no tensor expression, it runs in Python", code="TC1020")
     attrs = {a.name: _plain(op.name, a.name, n.attr(a.name)) for a in n.node.attribute}
     return n.call_many(op.name, *(n.optional(k) for k in range(len(n.inputs))), **attrs)
 
@@ -104,7 +110,7 @@ def _plain(op: str, name: str, value: Any) -> AttrValue:
         return tuple(_plain(op, name, item) for item in value)
     if isinstance(value, (int, float, str)):
         return value
-    raise ModelError(f"{op}: the attribute {name!r} is a tensor or a graph; users' operators take numbers, strings and lists of them")
+    raise NodeError(f"{op}: the attribute {name!r} is a tensor or a graph; users' operators take numbers, strings and lists of them")
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,7 @@ class NodeContext(Calls):
     @property
     def schema(self) -> Schema | None:
         if not self.opset:
-            raise ModelError(f"{self.op_type} is of the domain {self.domain!r}, but the model states no opset for it")
+            raise ModelError(f"{self.op_type} is of the domain {self.domain!r}, but the model states no opset for it", code="TC1030")
         return find_schema(self.op_type, self.domain, self.opset)
 
     @property
@@ -222,12 +228,12 @@ class NodeContext(Calls):
         if isinstance(found, OptionalValue) and isinstance(found.content, ModelValue):
             return found.content
         if isinstance(found, DeferredValue):
-            raise UnsupportedError(f"input {index} comes from {found.reason}")
+            raise UnsupportedError(f"input {index} comes from {found.reason}", code="TC1017")
         if isinstance(found, StringsValue):
-            raise UnsupportedError(f"input {index} is a tensor of strings")
+            raise UnsupportedError(f"input {index} is a tensor of strings", code="TC1017")
         if not isinstance(found, ModelValue):
             what = "is missing" if found is None else "is a sequence or an optional, not a tensor"
-            raise ModelError(f"{self.op_type}: input {index} {what}")
+            raise NodeError(f"{self.op_type}: input {index} {what}")
         return found
 
     def optional(self, index: int) -> ModelValue | None:
@@ -249,7 +255,7 @@ class NodeContext(Calls):
             return None
         found = self.graph.array(value)
         if found is None:
-            raise UnsupportedError(f"{self.op_type}: {what} (input {index}) must be constant")
+            raise UnsupportedError(f"{self.op_type}: {what} (input {index}) must be constant", code="TC1016")
         return found
 
     def is_data(self, index: int) -> bool:
@@ -291,7 +297,7 @@ class NodeContext(Calls):
                 continue
             result = found[index] if index < len(found) else None
             if result is None:
-                raise UnsupportedError(f"{self.op_type}: output {index} ({name!r}) is not computed")
+                raise UnsupportedError(f"{self.op_type}: output {index} ({name!r}) is not computed", code="TC1019")
             self.graph.check_declared(name, result)
             self.graph.names[name] = result
 

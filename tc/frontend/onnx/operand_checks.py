@@ -77,7 +77,10 @@ def check_operands(n: NodeContext) -> None:
     if known is not None and isinstance(limit, Const):
         wrong = (known < 0) | (known >= limit.value)
         if wrong.any():
-            raise InputError(f"{row.what} {known[wrong].flat[0]} is out of range: it must be at least 0 and below {limit.value}")
+            raise InputError(
+                f"{row.what} {known[wrong].flat[0]} is out of range: it must be at least 0 and below {limit.value}",
+                code="TC2004",
+            )
         return
     n.inputs[row.operand] = _checked(n, value, row.what, limit)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tc.errors import ModelError, ShapeError
+from tc.errors import NodeError, ShapeError
 from tc.frontend.onnx.node_context import NodeContext
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.expr import Expr, const, equal
@@ -34,7 +34,7 @@ def _require_rank(value: ModelValue, ranks: Sequence[int], what: str) -> None:
 def _heads(n: NodeContext, name: str) -> int:
     heads = n.attr(name, 0)
     if heads <= 0:
-        raise ModelError(f"{n.op_type}: the attribute {name} is {heads}, but operands of 3 dims need one of at least 1")
+        raise NodeError(f"{n.op_type}: the attribute {name} is {heads}, but operands of 3 dims need one of at least 1")
     return int(heads)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tc.errors import ModelError, UnsupportedError
+from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.quantized import dequantized, integer_product, with_term
 from tc.frontend.onnx.values import ModelValue
@@ -40,17 +40,17 @@ def _self_attention(
 ) -> NodeResult:
     """made: queries, keys and values side by side, each of `sizes`, of thirds where None, in heads side by side."""
     if n.attr("do_rotary", 0) or n.attr("past_present_share_buffer", 0):
-        raise UnsupportedError(f"{n.op_type} with rotations or a past that is written in place")
+        raise UnsupportedError(f"{n.op_type} with rotations or a past that is written in place", code="TC1013")
     heads, total = n.attr("num_heads"), made.shape[-1]
     if made.rank != 3 or not heads or not isinstance(total, Const):
-        raise ModelError(f"{n.op_type}: {heads} heads of {made.type}")
+        raise NodeError(f"{n.op_type}: {heads} heads of {made.type}")
     sizes = sizes or [int(total.value) // 3] * 3
     if len(sizes) != 3 or sum(sizes) != int(total.value) or any(size % heads for size in sizes) or sizes[0] != sizes[1]:
-        raise ModelError(f"{n.op_type}: {heads} heads of {made.type}, of which queries, keys and values are {sizes}")
+        raise NodeError(f"{n.op_type}: {heads} heads of {made.type}, of which queries, keys and values are {sizes}")
     q, k, v = (_in_heads(n, part, heads) for part in _split(n, made, 2, sizes))
     if past is not None:
         if past.rank != 5 or sizes[2] != sizes[1]:
-            raise ModelError(f"{n.op_type}: a past {past.type}, which must be [2, b, heads, places, {sizes[1] // heads}]")
+            raise NodeError(f"{n.op_type}: a past {past.type}, which must be [2, b, heads, places, {sizes[1] // heads}]")
         k_past, v_past = (_without_axis(n, old, 0) for old in _split(n, past, 0, [1, 1]))
         k, v = n.call("concat", k_past, k, axis=2), n.call("concat", v_past, v, axis=2)
     result = _attend(n, q, k, v, mask, bias)
@@ -64,11 +64,11 @@ def import_multi_head_attention(n: NodeContext) -> NodeResult:
     """Of queries, keys and values that are apart, or packed as [b, s, heads, 3, w], or as [b, t, heads, 2, w] without the queries."""
     heads, q, bias = n.attr("num_heads"), n.value(0), n.optional(3)
     if n.optional(8) is not None or n.optional(9) is not None or n.has_output(3):
-        raise UnsupportedError("MultiHeadAttention with a past that is written in place, or that returns scores")
+        raise UnsupportedError("MultiHeadAttention with a past that is written in place, or that returns scores", code="TC1013")
     apart = _unpacked(n, q, n.optional(1), n.optional(2))
     if bias is not None:
         if any(each.rank != 3 or not isinstance(each.shape[2], Const) for each in apart):
-            raise UnsupportedError(f"MultiHeadAttention with a bias of {', '.join(str(each.type) for each in apart)}")
+            raise UnsupportedError(f"MultiHeadAttention with a bias of {', '.join(str(each.type) for each in apart)}", code="TC1014")
         terms = _split(n, bias, 0, [int(each.shape[2]) for each in apart])  # type: ignore[call-overload]
         apart = [n.call("add", each, term) for each, term in zip(apart, terms, strict=True)]
     q, k, v = (_in_heads(n, each, heads) for each in apart)
@@ -82,11 +82,11 @@ def _unpacked(n: NodeContext, q: ModelValue, k: ModelValue | None, v: ModelValue
     """Queries, keys and values, each [b, s, h] or, in heads, [b, heads, s, w]."""
     if k is None:
         if q.rank != 5:
-            raise ModelError(f"MultiHeadAttention: queries {q.type} without keys")
+            raise NodeError(f"MultiHeadAttention: queries {q.type} without keys")
         return [_heads_first(n, part) for part in _split(n, q, 3, [1, 1, 1])]
     if v is None:
         if k.rank != 5:
-            raise ModelError(f"MultiHeadAttention: keys {k.type} without values")
+            raise NodeError(f"MultiHeadAttention: keys {k.type} without values")
         return [q, *(_heads_first(n, part) for part in _split(n, k, 3, [1, 1]))]
     return [q, k, v]
 
@@ -109,7 +109,7 @@ def _in_heads(n: NodeContext, x: ModelValue, heads: int) -> ModelValue:
     if x.rank == 4:
         return x
     if x.rank != 3 or not heads or not isinstance(x.shape[2], Const) or int(x.shape[2].value) % heads:
-        raise ModelError(f"{n.op_type}: {heads} heads of {x.type}")
+        raise NodeError(f"{n.op_type}: {heads} heads of {x.type}")
     apart = n.call("reshape", x, shape=(*x.shape[:2], heads, int(x.shape[2].value) // heads))
     return n.call("transpose", apart, perm=(0, 2, 1, 3))
 
@@ -146,7 +146,7 @@ def _is_seen(n: NodeContext, mask: ModelValue, batch: Expr, length: Expr, places
         rows = (const(1),) if mask.rank == 2 else (length,)
         return n.call("reshape", n.call("less", n.const(0, mask.dtype), mask), shape=(batch, const(1), *rows, places))
     if mask.rank != 1:
-        raise UnsupportedError(f"{n.op_type} with a mask of rank {mask.rank}")
+        raise UnsupportedError(f"{n.op_type} with a mask of rank {mask.rank}", code="TC1014", supported="ranks 1 to 3")
     asked = n.call("cast", n.call("range", size=places), dtype=mask.dtype)
 
     def from_or_to(start: int) -> ModelValue:

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, find_adapter, onnx_op_before
 from tc.frontend.onnx.ops_slice import pad_value
 from tc.frontend.onnx.tensors import dtype_of
@@ -70,9 +70,9 @@ def import_gemm(n: NodeContext) -> NodeResult:
 @_early("BatchNormalization")
 def import_batch_norm(n: NodeContext) -> NodeResult:
     if not n.attr("is_test", 0) and any(n.has_output(k) for k in range(1, 5)):
-        raise UnsupportedError("BatchNormalization in training mode: it has more than one output")
+        raise UnsupportedError("BatchNormalization in training mode: it has more than one output", code="TC1019")
     if not n.attr("spatial", 1):
-        raise UnsupportedError("BatchNormalization with spatial=0")
+        raise UnsupportedError("BatchNormalization with spatial=0", code="TC1013")
     x, *parameters = n.values()
     if x.rank < 2:
         raise ShapeError(f"BatchNormalization: the input must be [n, c, *space], found {x.type}")
@@ -87,7 +87,7 @@ def import_cast(n: NodeContext) -> NodeResult:
     to = n.attr("to")
     if isinstance(to, str):
         if to.upper() not in TensorProto.DataType.keys():
-            raise ModelError(f"Cast: no type is called {to!r}")
+            raise NodeError(f"Cast: no type is called {to!r}")
         to = TensorProto.DataType.Value(to.upper())
     return n.call("cast", n.value(0), dtype=dtype_of(to, "the attribute 'to'"))
 
@@ -145,7 +145,7 @@ def import_upsample(n: NodeContext) -> NodeResult:
     assert adapter is not None, "it has one since then"
     n.inputs.append(n.const(np.array([1, 1, *by], np.float32), f32))
     if mode not in ("nearest", "bilinear"):
-        raise UnsupportedError(f"Upsample: no mode {mode!r}")
+        raise UnsupportedError(f"Upsample: no mode {mode!r}", code="TC1013", supported="nearest, bilinear")
     return adapter(n)
 
 

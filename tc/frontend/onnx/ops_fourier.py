@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from tc.errors import ModelError, UnsupportedError
+from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound
 from tc.frontend.onnx.size_elements import make_elements
@@ -151,7 +151,7 @@ def _rows_transformed(n: NodeContext, x: ModelValue, size: Expr, kept: Expr, is_
 
 def _is_complex(n: NodeContext, x: ModelValue) -> bool:
     if not isinstance(x.shape[-1], Const) or int(x.shape[-1]) not in (1, 2):
-        raise UnsupportedError(f"{n.op_type}: whether {x.type} is real or complex is not known")
+        raise UnsupportedError(f"{n.op_type}: whether {x.type} is real or complex is not known", code="TC1015")
     return int(x.shape[-1]) == 2
 
 
@@ -192,9 +192,9 @@ def _dft_along_data(n: NodeContext) -> ModelValue:
 def _dft(n: NodeContext, x: ModelValue, axis: int) -> ModelValue:
     inverse, onesided = bool(n.attr("inverse", 0)), bool(n.attr("onesided", 0))
     if inverse and not onesided:
-        raise UnsupportedError("the inverse of a whole spectrum: ONNX compares rounding errors of numpy, where 0 is exact")
+        raise UnsupportedError("the inverse of a whole spectrum: ONNX compares rounding errors of numpy, where 0 is exact", code="TC1013")
     if not -x.rank <= axis < x.rank or axis % x.rank == x.rank - 1:
-        raise ModelError(f"DFT along axis {axis} of {x.type}, whose last axis holds real and imaginary parts")
+        raise NodeError(f"DFT along axis {axis} of {x.type}, whose last axis holds real and imaginary parts")
     dtype, axis, is_complex = x.dtype, axis % x.rank, _is_complex(n, x)
     x = n.call("cast", x, dtype=f32) if dtype not in (f32, f64) else x
     perm = (*(d for d in range(x.rank - 1) if d != axis), axis, x.rank - 1)
@@ -227,7 +227,7 @@ def _mirrored(n: NodeContext, x: ModelValue, size: Expr) -> ModelValue:
     if not _is_complex(n, x):
         x = n.call("concat", x, n.call("mul", x, n.const(0, x.dtype)), axis=x.rank - 1)
     if not isinstance(size, Const):
-        raise UnsupportedError("DFT: the inverse of half a spectrum, of a length that is not known")
+        raise UnsupportedError("DFT: the inverse of half a spectrum, of a length that is not known", code="TC1015")
     length, half = int(size), int(size) // 2 + 1
     real, imaginary = _halves(n, x)
     alone = np.ones((half, 1))

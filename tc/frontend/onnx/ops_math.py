@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound, count_of, names_axis, without_axes
 from tc.frontend.onnx.values import ModelValue
@@ -141,7 +141,7 @@ def import_mod(n: NodeContext) -> NodeResult:
 def import_bit_shift(n: NodeContext) -> NodeResult:
     direction = n.attr("direction")
     if direction not in ("LEFT", "RIGHT"):
-        raise ModelError(f"BitShift: there is no direction {direction!r}")
+        raise NodeError(f"BitShift: there is no direction {direction!r}")
     return n.call("shift_left" if direction == "LEFT" else "shift_right", n.value(0), n.value(1))
 
 
@@ -218,7 +218,7 @@ def _cast(n: NodeContext, x: ModelValue, dtype: DType, saturate: bool = False) -
 def import_identity(n: NodeContext) -> NodeResult:
     found = n.inputs[0]
     if found is None:
-        raise ModelError("Identity: the input is missing")
+        raise NodeError("Identity: the input is missing")
     return found
 
 
@@ -230,7 +230,7 @@ def import_dropout(n: NodeContext) -> NodeResult:
     if training is not None and bool(training.reshape(-1)[0]):
         ratio = n.array(1, "ratio")
         if ratio is None or float(ratio.reshape(-1)[0]) != 0.0:
-            raise UnsupportedError("Dropout in training mode is random")
+            raise UnsupportedError("Dropout in training mode is random", code="TC1019")
     if not n.has_output(1):
         return x
     mask_dtype = bool_ if n.opset >= 10 else x.dtype
@@ -420,7 +420,7 @@ def _running(op: str) -> Callable[[NodeContext], ModelValue]:
     def adapter(n: NodeContext) -> ModelValue:
         x, attrs = n.value(0), {"exclusive": bool(n.attr("exclusive", 0)), "reverse": bool(n.attr("reverse", 0))}
         if count_of(n, 1, "axis") != 1 or not x.rank:
-            raise ModelError(f"{n.op_type}: the axis must be one integer, and {x.type} must have it")
+            raise NodeError(f"{n.op_type}: the axis must be one integer, and {x.type} must have it")
         if n.is_data(1):
             (axis,) = axes_from_data(n, 1, x.rank)
             flat = n.call("reshape", x, shape=around_axis(n, x.shape, axis))

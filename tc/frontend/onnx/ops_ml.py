@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import STRING_CODE, read_strings
 from tc.frontend.onnx.values import MapsValue, ModelValue, StringsValue, constant_value
@@ -59,7 +59,7 @@ def import_normalizer(n: NodeContext) -> NodeResult:
         raise ShapeError(f"Normalizer: the input must be [features] or [rows, features], found {x.type}")
     kinds = {"MAX": "max", "L1": "l1", "L2": "l2"}
     if norm not in kinds:
-        raise ModelError(f"Normalizer: the norm {norm!r} is none of {', '.join(kinds)}")
+        raise NodeError(f"Normalizer: the norm {norm!r} is none of {', '.join(kinds)}")
     size = n.call(kinds[norm], x, axes=(x.rank - 1,), keepdims=True)
     zero = n.const(0, f32)
     return n.call("div", x, n.call("where", n.call("equal", size, zero), n.const(1, f32), size))
@@ -99,7 +99,7 @@ def import_imputer(n: NodeContext) -> NodeResult:
     kind = "float" if x.dtype.is_float else "int64"
     values, replaced = n.attr(f"imputed_value_{kind}s"), n.attr(f"replaced_value_{kind}", 0.0 if x.dtype.is_float else 0)
     if not values:
-        raise ModelError(f"Imputer: no values to impute for {x.type}")
+        raise NodeError(f"Imputer: no values to impute for {x.type}")
     nan = isinstance(replaced, float) and np.isnan(replaced)
     missing = n.call("is_nan", x) if nan else n.call("equal", x, n.const(replaced, x.dtype))
     return n.call("where", missing, per_feature(n, x, f"imputed_value_{kind}s", values, x.dtype), x)
@@ -110,10 +110,10 @@ def import_feature_vectorizer(n: NodeContext) -> NodeResult:
     """The inputs side by side, [rows, features], each of the width that the node says."""
     values, widths = [as_floats(n, value) for value in n.values()], n.attr("inputdimensions") or []
     if len(values) != len(widths):
-        raise ModelError(f"FeatureVectorizer: {len(widths)} widths for {len(values)} inputs")
+        raise NodeError(f"FeatureVectorizer: {len(widths)} widths for {len(values)} inputs")
     for value, width in zip(values, widths, strict=True):
         if value.rank != 2 or prove(equal(value.shape[1], width), n.facts) is not True:
-            raise UnsupportedError(f"FeatureVectorizer: {value.type} is not [rows, {width}]")
+            raise UnsupportedError(f"FeatureVectorizer: {value.type} is not [rows, {width}]", code="TC1014")
     return n.call("concat", *values, axis=1)
 
 
@@ -122,16 +122,16 @@ def import_one_hot_encoder(n: NodeContext) -> NodeResult:
     """A last axis of zeros, with a one where the element is the category."""
     given, texts = n.inputs[0], n.attr("cats_strings")
     if not n.attr("zeros", 1):
-        raise UnsupportedError("OneHotEncoder: elements of no category are an error")
+        raise UnsupportedError("OneHotEncoder: elements of no category are an error", code="TC1013")
     if isinstance(given, StringsValue):
         if not texts:
-            raise ModelError("OneHotEncoder: strings need cats_strings")
+            raise NodeError("OneHotEncoder: strings need cats_strings")
         x, categories = given.numbers, n.graph.shared.strings.numbers(np.array(texts, object), n.label)
     else:
         x = n.value(0)
         x, categories = x if x.dtype == i64 else n.call("cast", x, dtype=i64), np.array(n.attr("cats_int64s") or [], np.int64)
     if not categories.size:
-        raise ModelError("OneHotEncoder: there are no categories")
+        raise NodeError("OneHotEncoder: there are no categories")
     same = n.call("equal", n.call("unsqueeze", x, axes=(x.rank,)), constant_value(categories))
     return n.call("cast", same, dtype=f32)
 
@@ -155,7 +155,7 @@ def import_label_encoder(n: NodeContext) -> NodeResult:
     keys, _ = _listed(n, "keys")
     values, kind = _listed(n, "values")
     if keys.size != values.size:
-        raise ModelError(f"LabelEncoder: {keys.size} keys and {values.size} values")
+        raise NodeError(f"LabelEncoder: {keys.size} keys and {values.size} values")
     defaults = {"strings": "_Unused", "int64s": -1, "floats": -0.0}
     if kind != "tensor":
         return _encode(n, keys, values, n.attr(f"default_{kind.removesuffix('s')}", defaults[kind]))
@@ -173,7 +173,7 @@ def _listed(n: NodeContext, what: str) -> tuple[np.ndarray, str]:
             return np.array(found, dtype), kind  # type: ignore[arg-type]
     tensor = _tensor_of(n, f"{what}_tensor")
     if tensor is None:
-        raise ModelError(f"LabelEncoder: there are no {what}")
+        raise NodeError(f"LabelEncoder: there are no {what}")
     return tensor.reshape(-1), "tensor"
 
 
@@ -188,10 +188,10 @@ def _encode(n: NodeContext, keys: np.ndarray, values: np.ndarray, default: Any) 
     strings, given = n.graph.shared.strings, n.inputs[0]
     x = given.numbers if isinstance(given, StringsValue) else n.value(0)
     if isinstance(given, StringsValue) != (keys.dtype == object) or (keys.dtype != object and x.dtype.numpy != keys.dtype):
-        raise ModelError(f"LabelEncoder: keys of {keys.dtype} for {'strings' if isinstance(given, StringsValue) else x.type}")
+        raise NodeError(f"LabelEncoder: keys of {keys.dtype} for {'strings' if isinstance(given, StringsValue) else x.type}")
     number = strings.numbers(keys, n.label) if keys.dtype == object else keys
     if len(set(number.tolist())) < number.size or (number.dtype.kind == "f" and np.isnan(number).sum() > 1):
-        raise UnsupportedError("LabelEncoder: a key is there twice")
+        raise UnsupportedError("LabelEncoder: a key is there twice", code="TC1022")
     are_texts = values.dtype == object
     found = strings.numbers(np.array([*values, default], object), n.label) if are_texts else np.array([*values, default], values.dtype)
     if keys.dtype == object:
@@ -232,7 +232,7 @@ def import_category_mapper(n: NodeContext) -> NodeResult:
     """Strings to the numbers of the same places, or back."""
     texts, numbers = np.array(n.attr("cats_strings") or [], object), np.array(n.attr("cats_int64s") or [], np.int64)
     if texts.size != numbers.size or not texts.size:
-        raise ModelError(f"CategoryMapper: {texts.size} strings and {numbers.size} numbers")
+        raise NodeError(f"CategoryMapper: {texts.size} strings and {numbers.size} numbers")
     if isinstance(n.inputs[0], StringsValue):
         return _encode(n, texts, numbers, n.attr("default_int64", -1))
     return _encode(n, numbers, texts, n.attr("default_string", "_Unused"))
@@ -259,7 +259,7 @@ def transformed(n: NodeContext, scores: ModelValue) -> ModelValue:
     if kind == "SOFTMAX":
         return n.call("softmax", scores, axis=1)
     if kind != "NONE":
-        raise UnsupportedError(f"{n.op_type}: post_transform {kind!r}")
+        raise UnsupportedError(f"{n.op_type}: post_transform {kind!r}", code="TC1013", supported="NONE, LOGISTIC, SOFTMAX")
     return scores
 
 
@@ -292,7 +292,7 @@ def import_linear_classifier(n: NodeContext) -> NodeResult:
     labels = n.attr("classlabels_strings") or n.attr("classlabels_ints") or []
     intercepts = n.attr("intercepts") or []
     if len(intercepts) != len(labels) or len(labels) < 2:
-        raise UnsupportedError(f"LinearClassifier: {len(intercepts)} intercepts for {len(labels)} classes")
+        raise UnsupportedError(f"LinearClassifier: {len(intercepts)} intercepts for {len(labels)} classes", code="TC1022")
     scores = _linear(n, len(labels))
     place = n.call("argmax", scores, axis=1, keepdims=False)
     return [labelled(n, place, labels), transformed(n, scores)]
@@ -304,7 +304,7 @@ def import_svm_regressor(n: NodeContext) -> NodeResult:
     x, count = as_floats(n, rows(n, n.value(0))), n.attr("n_supports", 0)
     weights, rho = n.attr("coefficients") or [], n.attr("rho") or [0.0]
     if n.attr("post_transform", "NONE") != "NONE":
-        raise UnsupportedError("SVMRegressor: a post_transform")
+        raise UnsupportedError("SVMRegressor: a post_transform", code="TC1013")
     if count:
         values = kernel(n, x, np.array(n.attr("support_vectors") or [], np.float32).reshape(count, -1))
     else:
@@ -330,5 +330,5 @@ def kernel(n: NodeContext, x: ModelValue, supports: np.ndarray) -> ModelValue:
     if kind == "SIGMOID":
         return n.call("tanh", scaled)
     if kind != "POLY":
-        raise ModelError(f"{n.op_type}: the kernel {kind!r} is none of LINEAR, POLY, RBF and SIGMOID")
+        raise NodeError(f"{n.op_type}: the kernel {kind!r} is none of LINEAR, POLY, RBF and SIGMOID")
     return n.call("pow", scaled, n.const(degree, f32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_training import batch_norm_of_batch
 from tc.frontend.onnx.values import ModelValue
@@ -23,7 +23,8 @@ def _space(n: NodeContext, x: ModelValue) -> int:
     if x.rank < 3:
         raise ShapeError(f"{n.op_type}: the input must be [n, c, *space], found {x.type}")
     if x.rank - 2 > _MAX_SPACE:
-        raise UnsupportedError(f"{n.op_type} over {x.rank - 2} spatial axes; tc has up to {_MAX_SPACE}")
+        supported = f"up to {_MAX_SPACE}"
+        raise UnsupportedError(f"{n.op_type} over {x.rank - 2} spatial axes", code="TC1014", supported=supported)
     return x.rank - 2
 
 
@@ -68,7 +69,7 @@ def _window_pads(
         pads = _list(n, "pads", 2 * rank, 0) if auto == "NOTSET" else [0] * (2 * rank)
         return [const(p) for p in pads]
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
-        raise ModelError(f"{n.op_type}: there is no auto_pad {auto!r}")
+        raise NodeError(f"{n.op_type}: there is no auto_pad {auto!r}")
     begin, end = [], []
     for d in range(rank):
         dim = x.shape[2 + d]
@@ -213,7 +214,7 @@ def pool(op: str, n: NodeContext, x: ModelValue, **attrs: bool | int) -> ModelVa
     if op == "max_pool" and not all(isinstance(p, Const) for p in pads):
         x, pads = _fixed(n, x, pads, n.const(_lowest(x.dtype), x.dtype))
     if not all(isinstance(p, int | Const) for p in pads):
-        raise UnsupportedError(f"{n.op_type}: the padding depends on dims: {', '.join(map(str, pads))}")
+        raise UnsupportedError(f"{n.op_type}: the padding depends on dims: {', '.join(map(str, pads))}", code="TC1015")
     window = [
         ((kernel[d] - 1) * dilations[d] + 1, strides[d], int(pads[d]) + int(pads[rank + d])) for d in range(rank)
     ]
@@ -240,7 +241,7 @@ def import_max_pool(n: NodeContext) -> NodeResult:
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations), None)
     if x is not n.value(0):
-        raise UnsupportedError("MaxPool with indices, its padding depends on dims")
+        raise UnsupportedError("MaxPool with indices, its padding depends on dims", code="TC1015")
     window = [((kernel[d] - 1) * dilations[d] + 1, strides[d], pads[d] + pads[rank + d]) for d in range(rank)]
     return n.call_many(
         "max_pool_with_indices",
@@ -326,9 +327,9 @@ def import_batch_norm(n: NodeContext) -> NodeResult:
     if n.attr("training_mode", 0):
         return batch_norm_of_batch(n)
     if n.opset < 14 and any(n.has_output(k) for k in range(1, 5)):
-        raise UnsupportedError("BatchNormalization in training mode: it has more than one output")
+        raise UnsupportedError("BatchNormalization in training mode: it has more than one output", code="TC1019")
     if n.opset < 9 and not n.attr("spatial", 1):
-        raise UnsupportedError("BatchNormalization with spatial=0")
+        raise UnsupportedError("BatchNormalization with spatial=0", code="TC1013")
     x, *parameters = n.values()
     if x.rank < 2:
         raise ShapeError(f"BatchNormalization: the input must be [n, c, *space], found {x.type}")
@@ -343,7 +344,7 @@ def import_instance_norm(n: NodeContext) -> NodeResult:
 @onnx_op("LayerNormalization")
 def import_layer_norm(n: NodeContext) -> NodeResult:
     if n.has_output(1) or n.has_output(2):
-        raise UnsupportedError("LayerNormalization that returns mean and deviation")
+        raise UnsupportedError("LayerNormalization that returns mean and deviation", code="TC1019")
     axis, epsilon = n.attr("axis", -1), n.attr("epsilon", 1e-5)
     return n.call("layer_norm", n.value(0), n.optional(1), n.optional(2), axis=axis, epsilon=epsilon)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tc.errors import ModelError
+from tc.errors import NodeError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_nn import convolve, pool
 from tc.frontend.onnx.quantized import (
@@ -257,6 +257,6 @@ def import_qlinear_average_pool(n: NodeContext) -> NodeResult:
 def import_qlinear_concat(n: NodeContext) -> NodeResult:
     """Of tensors each of which has its scale and zero point behind it; those of the result come first."""
     if len(n.inputs) < 5 or len(n.inputs) % 3 != 2:
-        raise ModelError(f"QLinearConcat: {len(n.inputs)} inputs, which are no tensors with scales and zero points")
+        raise NodeError(f"QLinearConcat: {len(n.inputs)} inputs, which are no tensors with scales and zero points")
     parts = [dequantized(n, n.value(k), n.value(k + 1), n.value(k + 2)) for k in range(2, len(n.inputs), 3)]
     return quantized(n, n.call("concat", *parts, axis=n.attr("axis")), n.value(0), n.value(1))

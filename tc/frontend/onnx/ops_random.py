@@ -10,7 +10,7 @@ import math
 import struct
 import zlib
 
-from tc.errors import ModelError
+from tc.errors import NodeError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.dtype import DType, f32, f64, i32, i64
@@ -62,7 +62,7 @@ def _scaled(n: NodeContext, value: ModelValue, by: float, plus: float, dtype: DT
 
 def _distributed(n: NodeContext, shape: tuple[ExprLike, ...], dtype: DType) -> ModelValue:
     if not dtype.is_float:
-        raise ModelError(f"{n.op_type} of {dtype}; it makes floats")
+        raise NodeError(f"{n.op_type} of {dtype}; it makes floats")
     if n.op_type.startswith("RandomNormal"):
         return _scaled(n, _normal(n, shape, dtype), n.attr("scale", 1.0), n.attr("mean", 0.0), dtype)
     low, high = n.attr("low", 0.0), n.attr("high", 1.0)
@@ -73,7 +73,7 @@ def _distributed(n: NodeContext, shape: tuple[ExprLike, ...], dtype: DType) -> M
 def import_random(n: NodeContext) -> NodeResult:
     shape = n.attr("shape")
     if shape is None or any(size < 0 for size in shape):
-        raise ModelError(f"{n.op_type}: the attribute shape is {shape}, must be sizes")
+        raise NodeError(f"{n.op_type}: the attribute shape is {shape}, must be sizes")
     return _distributed(n, tuple(shape), n.dtype_attr("dtype", 1) or f32)
 
 
@@ -101,7 +101,7 @@ def import_multinomial(n: NodeContext) -> NodeResult:
     x, count = n.value(0), n.attr("sample_size", 1)
     dtype = n.dtype_attr("dtype", 6) or i32
     if x.rank != 2 or dtype not in (i32, i64):
-        raise ModelError(f"Multinomial of {x.type} as {dtype}; it takes a matrix and makes i32 or i64")
+        raise NodeError(f"Multinomial of {x.type} as {dtype}; it takes a matrix and makes i32 or i64")
     batch, classes = x.shape
     bits = _bits(n, (batch, count, classes))
     whole = n.call("cast", n.call("shift_right", bits, n.const(9, bits.dtype)), dtype=f32)

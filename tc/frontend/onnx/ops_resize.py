@@ -8,7 +8,7 @@ from functools import partial, reduce
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import bound, count_of, vector
 from tc.frontend.onnx.size_elements import SizeRatio, make_elements
@@ -53,7 +53,7 @@ def _upsample(n: NodeContext, scales: Sequence[float] | ModelValue) -> ModelValu
     if isinstance(scales, ModelValue):
         return n.call("resize", x, scales, sizes=_sizes_from_data(n, x, scales), scales=(None,) * x.rank, **attrs)
     if not all(scale > 0 for scale in scales):
-        raise ModelError(f"{n.op_type}: scales must be positive, found {list(scales)}")
+        raise NodeError(f"{n.op_type}: scales must be positive, found {list(scales)}")
     sizes = tuple(_scaled(n, dim, scale) for dim, scale in zip(x.shape, scales, strict=True))
     return n.call("resize", x, sizes=sizes, scales=tuple(map(float, scales)), **attrs)
 
@@ -69,7 +69,7 @@ def _scaled(n: NodeContext, dim: Expr, scale: float) -> Expr:
         return const(int(np.floor(np.float32(int(dim)) * np.float32(scale))))
     numerator, denominator = float(scale).as_integer_ratio()
     if numerator >= 1 << 40 or denominator >= 1 << 40:
-        raise UnsupportedError(f"{n.op_type}: the scale {scale} of the dim {dim}")
+        raise UnsupportedError(f"{n.op_type}: the scale {scale} of the dim {dim}", code="TC1022")
     return simplify(floordiv(dim * numerator, denominator), n.facts)
 
 
@@ -128,7 +128,7 @@ def _resized_by_tables(n: NodeContext, x: ModelValue, axes: Sequence[int], found
 def _region(n: NodeContext, k: int, count: int) -> ModelValue:
     """Where along an axis the region begins and ends: of all begins, then all ends, numbers `k`."""
     if n.optional(1) is None or count_of(n, 1, "roi") != 2 * count:
-        raise ModelError(f"Resize: {n.attr('coordinate_transformation_mode')} needs a roi of {2 * count} numbers")
+        raise NodeError(f"Resize: {n.attr('coordinate_transformation_mode')} needs a roi of {2 * count} numbers")
     array = n.graph.array(n.value(1))
     if array is not None:
         return n.const(array.reshape(-1)[[k, k + count]], n.value(1).dtype)
@@ -180,7 +180,7 @@ def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> _Targ
         return _Targets(tuple(sizes), tuple(scales))
     given = n.optional(2)
     if given is None:
-        raise ModelError("Resize: neither sizes nor scales are given")
+        raise NodeError("Resize: neither sizes nor scales are given")
     array = n.graph.array(given)
     elements = n.graph.elements(given)
     for k, axis in enumerate(axes):
@@ -193,7 +193,7 @@ def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> _Targ
             scales[axis] = None
             sizes[axis] = _ratio_of_dim(n, x.shape[axis], ratio)
         else:
-            raise UnsupportedError("Resize: the scales depend on data")
+            raise UnsupportedError("Resize: the scales depend on data", code="TC1015")
     return _Targets(tuple(sizes), tuple(scales))
 
 
@@ -208,7 +208,7 @@ def _keep_aspect(n: NodeContext, x: ModelValue, axes: Sequence[int], targets: Se
     """One scale for all axes: the smallest or the largest that the wanted sizes ask for; halves are rounded up."""
     policy = n.attr("keep_aspect_ratio_policy")
     if policy not in ("not_larger", "not_smaller"):
-        raise ModelError(f"Resize: there is no keep_aspect_ratio_policy {policy!r}")
+        raise NodeError(f"Resize: there is no keep_aspect_ratio_policy {policy!r}")
     sizes: list[Expr] = list(x.shape)
     scales: list[float | None] = [1.0] * x.rank
     if all(is_const(t) for t in targets) and all(is_const(x.shape[axis]) for axis in axes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import (
@@ -24,9 +24,9 @@ def _sequence(n: NodeContext, index: int) -> SequenceValue:
     if isinstance(found, OptionalValue):
         found = found.content
     if isinstance(found, DeferredValue):
-        raise UnsupportedError(f"input {index} comes from {found.reason}")
+        raise UnsupportedError(f"input {index} comes from {found.reason}", code="TC1017")
     if not isinstance(found, SequenceValue):
-        raise ModelError(f"{n.op_type}: input {index} must be a sequence")
+        raise NodeError(f"{n.op_type}: input {index} must be a sequence")
     return found
 
 
@@ -36,10 +36,10 @@ def _position(n: NodeContext, index: int, count: int, last: int) -> int | None:
     if found is None:
         return None
     if len(found) != 1:
-        raise ModelError(f"{n.op_type}: the position (input {index}) has {len(found)} elements, must have one")
+        raise NodeError(f"{n.op_type}: the position (input {index}) has {len(found)} elements, must have one")
     place = found[0] + count if found[0] < 0 else found[0]
     if not 0 <= place <= last:
-        raise ModelError(f"{n.op_type}: position {found[0]} in a sequence of {count}")
+        raise NodeError(f"{n.op_type}: position {found[0]} in a sequence of {count}")
     return place
 
 
@@ -63,7 +63,7 @@ def import_sequence_at(n: NodeContext) -> NodeResult:
     items = _sequence(n, 0).items
     place = _position(n, 1, len(items), len(items) - 1)
     if place is None:
-        raise ModelError("SequenceAt: input 1, the position, is missing")
+        raise NodeError("SequenceAt: input 1, the position, is missing")
     return items[place]
 
 
@@ -80,7 +80,7 @@ def import_sequence_erase(n: NodeContext) -> NodeResult:
     items = list(_sequence(n, 0).items)
     place = _position(n, 1, len(items), len(items) - 1)
     if not items:
-        raise ModelError("SequenceErase: the sequence is empty")
+        raise NodeError("SequenceErase: the sequence is empty")
     del items[-1 if place is None else place]
     return SequenceValue(tuple(items))
 
@@ -89,7 +89,7 @@ def import_sequence_erase(n: NodeContext) -> NodeResult:
 def import_concat_from_sequence(n: NodeContext) -> NodeResult:
     items, axis = _sequence(n, 0).items, n.attr("axis")
     if not items:
-        raise UnsupportedError("ConcatFromSequence of an empty sequence")
+        raise UnsupportedError("ConcatFromSequence of an empty sequence", code="TC1022")
     if not n.attr("new_axis", 0):
         return n.call("concat", *items, axis=axis)
     return n.call("concat", *(n.call("unsqueeze", item, axes=(axis,)) for item in items), axis=axis)
@@ -117,7 +117,7 @@ def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:
             raise ShapeError(f"SplitToSequence: the parts {', '.join(map(str, sizes))} must not be negative")
         return sizes
     if not isinstance(dim, Const):
-        raise UnsupportedError(f"SplitToSequence: the number of parts of the dim {dim} is not known")
+        raise UnsupportedError(f"SplitToSequence: the number of parts of the dim {dim} is not known", code="TC1015")
     if split is None:
         return [const(1)] * int(dim)
     part = n.ints(1, "split")
@@ -131,9 +131,9 @@ def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:
 def import_optional(n: NodeContext) -> NodeResult:
     content = n.inputs[0] if n.inputs else None
     if isinstance(content, DeferredValue):
-        raise UnsupportedError(f"input 0 comes from {content.reason}")
+        raise UnsupportedError(f"input 0 comes from {content.reason}", code="TC1017")
     if content is not None and not isinstance(content, (ModelValue, StringsValue, SequenceValue)):
-        raise UnsupportedError("Optional of what is no tensor and no sequence")
+        raise UnsupportedError("Optional of what is no tensor and no sequence", code="TC1017")
     return OptionalValue(content)
 
 
@@ -141,7 +141,7 @@ def import_optional(n: NodeContext) -> NodeResult:
 def import_optional_has_element(n: NodeContext) -> NodeResult:
     found = n.inputs[0] if n.inputs else None
     if isinstance(found, DeferredValue):
-        raise UnsupportedError(f"input 0 comes from {found.reason}")
+        raise UnsupportedError(f"input 0 comes from {found.reason}", code="TC1017")
     there = found is not None and not (isinstance(found, OptionalValue) and found.content is None)
     return constant_value(np.array(there))
 
@@ -151,5 +151,5 @@ def import_optional_get_element(n: NodeContext) -> NodeResult:
     found = n.inputs[0]
     content = found.content if isinstance(found, OptionalValue) else found
     if content is None:
-        raise ModelError("OptionalGetElement: there is no element")
+        raise NodeError("OptionalGetElement: there is no element")
     return content

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import axes_from_data, count_of, vector, with_axes, without_axes
 from tc.frontend.onnx.size_elements import make_elements
@@ -40,7 +40,7 @@ def import_constant(n: NodeContext) -> NodeResult:
             case "value_string" | "value_strings":
                 texts = np.array(n.attr(attribute.name), object)
                 return StringsValue(constant_value(n.graph.shared.strings.numbers(texts, name), name))
-    raise ModelError("Constant has no value")
+    raise NodeError("Constant has no value")
 
 
 @onnx_op("ConstantOfShape")
@@ -48,7 +48,7 @@ def import_constant_of_shape(n: NodeContext) -> NodeResult:
     value = n.attr("value")
     array = np.zeros(1, np.float32) if value is None else value
     if array.size != 1:
-        raise ModelError(f"ConstantOfShape: the value must be one element, found {array.shape}")
+        raise NodeError(f"ConstantOfShape: the value must be one element, found {array.shape}")
     dtype = dtypes.from_numpy(array.dtype)
     return n.call("full", shape=n.dims(0, "shape"), value=array.reshape(()).item(), dtype=dtype)
 
@@ -75,16 +75,16 @@ def import_range(n: NodeContext) -> NodeResult:
         elif prove(step < 0, n.facts) is True:
             size = simplify(maximum(ceildiv(first - last, 0 - step), 0), n.facts)
         elif is_const(step, 0):
-            raise ModelError("Range: delta is 0")
+            raise NodeError("Range: delta is 0")
         else:
-            raise UnsupportedError(f"Range: the sign of the step {step} is not known")
+            raise UnsupportedError(f"Range: the sign of the step {step} is not known", code="TC1015")
         made = n.call("range", start=first, size=size, step=step)
         return made if start.dtype == i64 else n.call("cast", made, dtype=start.dtype)
     arrays = [n.graph.array(v) for v in (start, limit, delta)]
     if all(a is not None for a in arrays):
         a, b, c = (float(array.reshape(())) for array in arrays if array is not None)
         if not c or not np.isfinite((b - a) / c):
-            raise ModelError(f"Range from {a} to {b} by {c} has no number of elements")
+            raise NodeError(f"Range from {a} to {b} by {c} has no number of elements")
         return n.call("range_like", start, delta, size=max(int(np.ceil((b - a) / c)), 0))
     moves = n.call("cast", n.call("logical_not", n.call("equal", delta, n.const(0, delta.dtype))), dtype=i64)
     (is_moving,) = n.graph.dims(moves, f"{n.label}.is_moving", n.span)
@@ -193,7 +193,7 @@ def _dims_from_data(n: NodeContext, x: ModelValue, shape: ModelValue, allow_zero
     """The target of a Reshape that is only known when it runs."""
     target = shape if shape.dtype == i64 else n.call("cast", shape, dtype=i64)
     if not is_const(shape.shape[0]):
-        raise UnsupportedError("Reshape: the rank of the result is not known")
+        raise UnsupportedError("Reshape: the rank of the result is not known", code="TC1014")
     rank = int(shape.shape[0])
     if not allow_zero:
         source = [*x.shape, *[const(0)] * rank][:rank]
@@ -224,7 +224,7 @@ def import_squeeze(n: NodeContext) -> NodeResult:
     if axes is None:
         unsure = [dim for dim in x.shape if prove(equal(dim, 1), n.facts) is None]
         if unsure:
-            raise UnsupportedError(f"Squeeze without axes: whether the dim {unsure[0]} is 1 is not known")
+            raise UnsupportedError(f"Squeeze without axes: whether the dim {unsure[0]} is 1 is not known", code="TC1015")
         axes = [d for d, dim in enumerate(x.shape) if prove(equal(dim, 1), n.facts) is True]
     return n.call("squeeze", x, axes=tuple(axes)) if axes else x
 
@@ -236,7 +236,7 @@ def import_unsqueeze(n: NodeContext) -> NodeResult:
         return n.call("reshape", x, shape=with_axes(n, x.shape, axes_from_data(n, 1, x.rank + count_of(n, 1))))
     axes = n.axes(1 if n.opset >= 13 else None)
     if axes is None:
-        raise ModelError("Unsqueeze: the axes are missing")
+        raise NodeError("Unsqueeze: the axes are missing")
     return n.call("unsqueeze", n.value(0), axes=tuple(axes)) if axes else n.value(0)
 
 
@@ -346,7 +346,7 @@ def import_gather_elements(n: NodeContext) -> NodeResult:
 def import_gather_nd(n: NodeContext) -> NodeResult:
     indices = n.value(1)
     if indices.rank and not isinstance(indices.shape[-1], Const):
-        raise UnsupportedError(f"GatherND: how many axes are chosen is not known: indices {indices.type}")
+        raise UnsupportedError(f"GatherND: how many axes are chosen is not known: indices {indices.type}", code="TC1014")
     return n.call("gather_nd", n.value(0), indices, batch_dims=n.attr("batch_dims", 0))
 
 
@@ -404,5 +404,5 @@ def import_tensor_scatter(n: NodeContext) -> NodeResult:
     past, update, begins = n.value(0), n.value(1), n.optional(2)
     mode, axis = n.attr("mode", "linear"), n.attr("axis", -2)
     if mode not in ("linear", "circular") or not -past.rank <= axis < past.rank or not axis % past.rank:
-        raise ModelError(f"TensorScatter along axis {axis} of {past.type}, {mode}")
+        raise NodeError(f"TensorScatter along axis {axis} of {past.type}, {mode}")
     return n.call("write_along", past, update, begins, axis=axis % past.rank, circular=mode == "circular")

@@ -243,11 +243,14 @@ def _signed_dims(n: NodeContext, value: ModelValue, what: str) -> list[Expr]:
     return [a - b for a, b in zip(above, below, strict=True)]
 
 
+_PAD_MODES = ("constant", "edge", "reflect", "wrap")
+
+
 def pad_value(c: Calls, x: ModelValue, pads: Sequence[Expr], fill: ModelValue | None, mode: str) -> ModelValue:
     if len(pads) != 2 * x.rank:
         raise ShapeError(f"Pad: {len(pads)} pads for {x.type}; there must be two per axis")
-    if mode not in ("constant", "edge", "reflect", "wrap"):
-        raise UnsupportedError(f"Pad: there is no mode {mode!r}")
+    if mode not in _PAD_MODES:
+        raise UnsupportedError(f"Pad: there is no mode {mode!r}", code="TC1013", supported=", ".join(_PAD_MODES))
     far = next((pad for pad in pads if isinstance(pad, Const) and abs(int(pad)) > BEYOND_ANY_DIM), None)
     if far is not None:
         raise ShapeError(f"Pad: {far} elements at one side of an axis of {x.type}")

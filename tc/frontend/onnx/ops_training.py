@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.dtype import DType, f64
@@ -15,7 +15,7 @@ TRAINING = "ai.onnx.preview.training"
 def batch_norm_of_batch(n: NodeContext) -> NodeResult:
     """Normalization by the mean and variance of the batch, and what running means and variances become."""
     if n.opset < 14:
-        raise UnsupportedError("BatchNormalization in training mode")
+        raise UnsupportedError("BatchNormalization in training mode", code="TC1019")
     x, scale, bias, *running = n.values()
     if x.rank < 2:
         raise ShapeError(f"BatchNormalization: the input must be [n, c, *space], found {x.type}")
@@ -42,7 +42,7 @@ def _each(n: NodeContext, states: int, step: Callable[..., Sequence[ModelValue]]
     rate, count, *rest = n.values()
     total, left = divmod(len(rest), 2 + states)
     if left or not total:
-        raise ModelError(f"{n.op_type}: {len(rest)} tensors; each tensor has a gradient and {states} states")
+        raise NodeError(f"{n.op_type}: {len(rest)} tensors; each tensor has a gradient and {states} states")
     found = [step(rate, count, *rest[k::total]) for k in range(total)]
     return [tensor for kind in zip(*found, strict=True) for tensor in kind]
 
@@ -98,7 +98,7 @@ def import_momentum(n: NodeContext) -> NodeResult:
     """Gradient descent with momentum, standard or Nesterov's."""
     mode = n.attr("mode")
     if mode not in ("standard", "nesterov"):
-        raise ModelError(f"Momentum: there is no mode {mode!r}")
+        raise NodeError(f"Momentum: there is no mode {mode!r}")
 
     def step(rate: ModelValue, count: ModelValue, x: ModelValue, gradient: ModelValue, velocity: ModelValue) -> Sequence[ModelValue]:
         dtype = x.dtype

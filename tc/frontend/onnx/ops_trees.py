@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.control_flow import bind_loop
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_ml import DOMAIN, as_floats, labelled, rows
@@ -58,7 +58,7 @@ class Forest:
             if not level.size:
                 return steps
             level = np.unique(np.concatenate([self.yes[level], self.no[level]]))
-        raise ModelError("a tree has a cycle")
+        raise NodeError("a tree has a cycle")
 
 
 def _walk(n: NodeContext, forest: Forest, x: ModelValue) -> ModelValue:
@@ -99,9 +99,9 @@ def _scores(
 ) -> ModelValue:
     """[rows, targets] of the weights [nodes, targets] of the leaves; `has` says which weights there are."""
     if aggregate not in ("SUM", "AVERAGE", "MIN", "MAX"):
-        raise ModelError(f"{n.op_type}: aggregate_function {aggregate!r}")
+        raise NodeError(f"{n.op_type}: aggregate_function {aggregate!r}")
     if aggregate in ("MIN", "MAX") and not has[forest.leaves].all():
-        raise UnsupportedError(f"{n.op_type}: {aggregate} over leaves without a weight for each target")
+        raise UnsupportedError(f"{n.op_type}: {aggregate} over leaves without a weight for each target", code="TC1013")
     taken = n.call("gather", n.const(weights, x.dtype), _walk(n, forest, x), axis=0, in_range=True)
     scores = n.call({"MIN": "min", "MAX": "max"}.get(aggregate, "sum"), taken, axes=(1,), keepdims=False)
     if aggregate == "AVERAGE":
@@ -130,16 +130,16 @@ def _forest(n: NodeContext) -> tuple[Forest, dict[tuple[int, int], int]]:
     values = _numbers(n, "nodes_values")
     lengths = {len(trees), len(modes), 0 if values is None else len(values), *map(len, lists.values())}
     if not count or len(place) < count or lengths != {count}:
-        raise ModelError(f"{n.op_type}: {count} nodes, with lists of {', '.join(map(str, sorted(lengths)))}, must be as many and differ")
+        raise NodeError(f"{n.op_type}: {count} nodes, with lists of {', '.join(map(str, sorted(lengths)))}, must be as many and differ")
     unknown = sorted({*modes} - {*_COMPARISONS, _LEAF})
     if unknown:
-        raise ModelError(f"{n.op_type}: the mode {unknown[0]!r} of a node")
+        raise NodeError(f"{n.op_type}: the mode {unknown[0]!r} of a node")
 
     def following(name: str) -> np.ndarray:
         found = [k if modes[k] == _LEAF else place.get((trees[k], lists[name][k]), -1) for k in range(count)]
         if -1 in found:
             at = found.index(-1)
-            raise ModelError(f"{n.op_type}: node {ids[at]} of tree {trees[at]} goes to node {lists[name][at]}, which is not there")
+            raise NodeError(f"{n.op_type}: node {ids[at]} of tree {trees[at]} goes to node {lists[name][at]}, which is not there")
         return np.array(found, np.int64)
 
     missing = np.array(n.attr("nodes_missing_value_tracks_true") or [0] * count, bool)
@@ -148,7 +148,7 @@ def _forest(n: NodeContext) -> tuple[Forest, dict[tuple[int, int], int]]:
     led_to = {*yes[inner].tolist(), *no[inner].tolist()}
     roots = np.array([k for k in range(count) if k not in led_to], np.int64)
     if len(missing) != count or len(roots) != len(set(trees)):
-        raise ModelError(f"{n.op_type}: {len(roots)} nodes that none leads to, for {len(set(trees))} trees")
+        raise NodeError(f"{n.op_type}: {len(roots)} nodes that none leads to, for {len(set(trees))} trees")
     features = np.where(inner, np.array(lists["featureids"], np.int64), 0)
     assert values is not None
     return Forest(features, values, np.array(modes, object), yes, no, missing, roots), place
@@ -160,11 +160,11 @@ def _weights(n: NodeContext, kind: str, place: dict[tuple[int, int], int], targe
     ids, given = np.array(n.attr(f"{kind}_ids") or [], np.int64), _numbers(n, f"{kind}_weights")
     nodes = np.array([place.get(key, -1) for key in keys], np.int64)
     if given is None or len(nodes) != len(ids) or len(given) != len(ids):
-        raise ModelError(f"{n.op_type}: {len(nodes)} leaves, {len(ids)} targets and {0 if given is None else len(given)} weights")
+        raise NodeError(f"{n.op_type}: {len(nodes)} leaves, {len(ids)} targets and {0 if given is None else len(given)} weights")
     if (nodes < 0).any() or (ids < 0).any() or (ids >= targets).any():
-        raise ModelError(f"{n.op_type}: a weight of a node or of a target that is not there")
+        raise NodeError(f"{n.op_type}: a weight of a node or of a target that is not there")
     if len(place) * targets > _MAX_WEIGHTS:
-        raise UnsupportedError(f"{n.op_type}: {len(place)} nodes with weights of {targets} targets")
+        raise UnsupportedError(f"{n.op_type}: {len(place)} nodes with weights of {targets} targets", code="TC1022")
     weights, has = np.zeros((len(place), targets), given.dtype), np.zeros((len(place), targets), bool)
     np.add.at(weights, (nodes, ids), given)
     has[nodes, ids] = True
@@ -180,12 +180,12 @@ def _features(n: NodeContext) -> ModelValue:
 def import_tree_ensemble_regressor(n: NodeContext) -> NodeResult:
     targets = n.attr("n_targets", 1)
     if n.attr("post_transform", "NONE") != "NONE":
-        raise UnsupportedError("TreeEnsembleRegressor: a post_transform")
+        raise UnsupportedError("TreeEnsembleRegressor: a post_transform", code="TC1013")
     forest, place = _forest(n)
     weights, has = _weights(n, "target", place, targets)
     base = _numbers(n, "base_values")
     if base is not None and len(base) != targets:
-        raise ModelError(f"TreeEnsembleRegressor: {len(base)} base values for {targets} targets")
+        raise NodeError(f"TreeEnsembleRegressor: {len(base)} base values for {targets} targets")
     return as_floats(n, _scores(n, forest, _features(n), weights, has, n.attr("aggregate_function", "SUM"), base))
 
 
@@ -194,22 +194,26 @@ def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
     """The class of the largest score, and the scores. With two classes and weights of one alone, the score says yes or no."""
     labels: Sequence[Any] = n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []
     if len(labels) < 2:
-        raise UnsupportedError(f"TreeEnsembleClassifier: {len(labels)} classes")
+        raise UnsupportedError(f"TreeEnsembleClassifier: {len(labels)} classes", code="TC1022")
     ids, transform = set(n.attr("class_ids") or []), n.attr("post_transform", "NONE")
     if transform not in ("NONE", "LOGISTIC", "SOFTMAX"):
-        raise UnsupportedError(f"TreeEnsembleClassifier: post_transform {transform!r}")
+        supported = "NONE, LOGISTIC, SOFTMAX"
+        raise UnsupportedError(f"TreeEnsembleClassifier: post_transform {transform!r}", code="TC1013", supported=supported)
     forest, place = _forest(n)
     weights, has = _weights(n, "class", place, len(labels))
     base = _numbers(n, "base_values")
     is_binary = len(labels) == 2 and len(ids) == 1
     if base is not None and len(base) != (1 if is_binary else len(labels)):
-        raise UnsupportedError(f"TreeEnsembleClassifier: {len(base)} base values for {len(labels)} classes")
+        raise UnsupportedError(f"TreeEnsembleClassifier: {len(base)} base values for {len(labels)} classes", code="TC1022")
     if is_binary and (ids != {0} or transform == "SOFTMAX"):
-        raise UnsupportedError("TreeEnsembleClassifier: runtimes differ about a softmax of one weight, and one of the second class")
+        raise UnsupportedError(
+            "TreeEnsembleClassifier: runtimes differ about a softmax of one weight, and one of the second class",
+            code="TC1013",
+        )
     if is_binary:
         weights, has = weights[:, :1], has[:, :1]
     elif not has[forest.leaves].all():
-        raise UnsupportedError("TreeEnsembleClassifier: leaves without a weight for each class")
+        raise UnsupportedError("TreeEnsembleClassifier: leaves without a weight for each class", code="TC1022")
     scores = as_floats(n, _scores(n, forest, _features(n), weights, has, "SUM", base))
     if not is_binary:
         return [labelled(n, n.call("argmax", scores, axis=1, keepdims=False), labels), _transformed(n, scores, transform)]
@@ -236,7 +240,7 @@ def _transformed(n: NodeContext, scores: ModelValue, transform: str) -> ModelVal
 def import_tree_ensemble(n: NodeContext) -> NodeResult:
     """Inner nodes and leaves are numbered apart: leaves come behind all nodes here."""
     if n.attr("post_transform", 0) != 0:
-        raise UnsupportedError("TreeEnsemble: a post_transform")
+        raise UnsupportedError("TreeEnsemble: a post_transform", code="TC1013")
     splits, modes = np.asarray(n.attr("nodes_splits")).reshape(-1), np.asarray(n.attr("nodes_modes")).reshape(-1)
     weights, targets = np.asarray(n.attr("leaf_weights")).reshape(-1), n.attr("n_targets", 1)
     ids, roots = np.array(n.attr("leaf_targetids") or [], np.int64), np.array(n.attr("tree_roots") or [], np.int64)
@@ -245,16 +249,16 @@ def import_tree_ensemble(n: NodeContext) -> NodeResult:
     lists = [np.array(n.attr(f"nodes_{name}") or [], np.int64) for name in names]
     missing = np.array(n.attr("nodes_missing_value_tracks_true") or [0] * nodes, bool)
     if {len(modes), len(missing), *map(len, lists)} != {nodes} or len(ids) != leaves or not nodes or not len(roots):
-        raise ModelError("TreeEnsemble: the lists of nodes, or of leaves, are not all as long")
+        raise NodeError("TreeEnsemble: the lists of nodes, or of leaves, are not all as long")
     if (modes >= len(_COMPARISONS)).any():
-        raise UnsupportedError("TreeEnsemble: a node that asks for members of a set")
+        raise UnsupportedError("TreeEnsemble: a node that asks for members of a set", code="TC1013")
     features, *ways = lists
     following = [np.where(leaf != 0, way + nodes, way) for way, leaf in zip(ways[:2], ways[2:], strict=True)]
     for way, leaf in zip(ways[:2], ways[2:], strict=True):
         if (way < 0).any() or (way >= np.where(leaf != 0, leaves, nodes)).any():
-            raise ModelError("TreeEnsemble: a node goes to one that is not there")
+            raise NodeError("TreeEnsemble: a node goes to one that is not there")
     if (roots < 0).any() or (roots >= nodes).any() or (ids < 0).any() or (ids >= targets).any():
-        raise ModelError("TreeEnsemble: a root or a target that is not there")
+        raise NodeError("TreeEnsemble: a root or a target that is not there")
     own = np.arange(nodes, nodes + leaves)
     x = rows(n, n.value(0))
     zeros = np.zeros(leaves)
@@ -273,5 +277,5 @@ def import_tree_ensemble(n: NodeContext) -> NodeResult:
     table[own, ids], has[own, ids] = weights, True
     aggregate = n.attr("aggregate_function", 1)
     if not 0 <= aggregate < 4:
-        raise ModelError(f"TreeEnsemble: aggregate_function {aggregate}")
+        raise NodeError(f"TreeEnsemble: aggregate_function {aggregate}")
     return _scores(n, forest, x, table, has, ("AVERAGE", "SUM", "MIN", "MAX")[aggregate], None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
@@ -41,7 +41,7 @@ def import_roi_align(n: NodeContext) -> NodeResult:
     """Until opset 16 borders are not moved by half an element."""
     coordinates = n.attr("coordinate_transformation_mode", "half_pixel") if n.opset >= 16 else "output_half_pixel"
     if coordinates not in ("half_pixel", "output_half_pixel"):
-        raise ModelError(f"RoiAlign: there is no coordinate_transformation_mode {coordinates!r}")
+        raise NodeError(f"RoiAlign: there is no coordinate_transformation_mode {coordinates!r}")
     x, rois, batch = n.value(0), n.value(1), n.value(2)
     ratio = max(n.attr("sampling_ratio", 0), 0)
     attrs = {"sampling_ratio": ratio, "half_pixel": coordinates == "half_pixel", "scale": n.attr("spatial_scale", 1.0)}
@@ -84,7 +84,10 @@ def import_deform_conv(n: NodeContext) -> NodeResult:
     if offset.dtype is not f64:
         offset = n.call("cast", offset, dtype=f32)
     if x.rank != 4 or w.rank != 4 or offset.rank != 4:
-        raise UnsupportedError(f"DeformConv of {x.type} with weights {w.type} and offsets {offset.type}: images of two axes are supported")
+        raise UnsupportedError(
+            f"DeformConv of {x.type} with weights {w.type} and offsets {offset.type}: images of two axes are supported",
+            code="TC1014",
+        )
     groups, parts, out = n.attr("group", 1), n.attr("offset_group", 1), offset.shape[2:]
     strides, dilations, pads = n.attr("strides") or [1, 1], n.attr("dilations") or [1, 1], n.attr("pads") or [0] * 4
     taps = w.shape[2:]

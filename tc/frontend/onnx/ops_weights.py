@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tc.errors import ModelError, UnsupportedError
+from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
@@ -42,13 +42,13 @@ def import_matmul_nbits(n: NodeContext) -> NodeResult:
     x, depth, count = n.value(0), int(n.attr("K", 0)), int(n.attr("N", 0))
     bits, block = int(n.attr("bits", 4)), int(n.attr("block_size", 0))
     if bits not in _UNSIGNED:
-        raise UnsupportedError(f"MatMulNBits with {bits} bits")
+        raise UnsupportedError(f"MatMulNBits with {bits} bits", code="TC1013", supported=", ".join(map(str, _UNSIGNED)))
     if depth < 1 or count < 1 or block < 1 or block * bits % 8:
-        raise ModelError(f"MatMulNBits: K = {depth}, N = {count}, blocks of {block} terms of {bits} bits")
+        raise NodeError(f"MatMulNBits: K = {depth}, N = {count}, blocks of {block} terms of {bits} bits")
     if n.attr("weight_prepacked", 0):
-        raise UnsupportedError("MatMulNBits with weights that are packed for one processor")
+        raise UnsupportedError("MatMulNBits with weights that are packed for one processor", code="TC1013")
     if not x.rank or not is_const(x.shape[-1], depth):
-        raise ModelError(f"MatMulNBits: A is {x.type}, but K is {depth}")
+        raise NodeError(f"MatMulNBits: A is {x.type}, but K is {depth}")
     weights = _read_weights(n, count, depth, block, _UNSIGNED[bits])
     wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
     if weights.order is not None:
@@ -93,16 +93,16 @@ def _in_bytes(
 
 
 def _read_weights(n: NodeContext, count: int, depth: int, block: int, dtype: DType) -> _Weights:
-    """What inputs 1 to 4 say. ModelError where they have not the bytes that the attributes ask for."""
+    """What inputs 1 to 4 say. NodeError where they have not the bytes that the attributes ask for."""
     groups = -(-depth // block)
     packed, scale, zero = n.array(1, "B"), n.array(2, "scales"), n.array(3, "zero_points")
     if packed is None or scale is None:
-        raise ModelError("MatMulNBits: B or its scales are missing")
+        raise NodeError("MatMulNBits: B or its scales are missing")
     wanted = count * groups * block // dtype.per_byte
     if packed.dtype != np.uint8 or packed.size != wanted:
-        raise ModelError(f"MatMulNBits: B has {packed.size} elements of {packed.dtype}, but must have {wanted} bytes")
+        raise NodeError(f"MatMulNBits: B has {packed.size} elements of {packed.dtype}, but must have {wanted} bytes")
     if scale.size != count * groups:
-        raise ModelError(f"MatMulNBits: {scale.size} scales, but {count} columns have {groups} blocks each")
+        raise NodeError(f"MatMulNBits: {scale.size} scales, but {count} columns have {groups} blocks each")
     values = unpack(packed.reshape(-1), dtype, (count, groups * block))[:, :depth]
     scale = scale.reshape(count, groups)
     zero = _read_zeros(n, zero, count, groups, dtype)
@@ -118,11 +118,11 @@ def _read_zeros(n: NodeContext, zero: np.ndarray | None, count: int, groups: int
         return np.full((count, groups), 2 ** (dtype.bits - 1), np.uint8)
     if zero.dtype != np.uint8:
         if zero.size != count * groups:
-            raise ModelError(f"{n.op_type}: {zero.size} zero points, but {count} columns have {groups} blocks each")
+            raise NodeError(f"{n.op_type}: {zero.size} zero points, but {count} columns have {groups} blocks each")
         return zero.reshape(count, groups).astype(np.float32)
     row = dtype.bytes_of(groups)
     if zero.size != count * row:
-        raise ModelError(f"{n.op_type}: zero points of {zero.size} bytes, but {count} columns of {groups} blocks take {count * row}")
+        raise NodeError(f"{n.op_type}: zero points of {zero.size} bytes, but {count} columns of {groups} blocks take {count * row}")
     return np.stack([unpack(each, dtype, (groups,)) for each in zero.reshape(count, row)]).astype(np.uint8)
 
 
@@ -131,7 +131,7 @@ def _regrouped(weights: _Weights, index: np.ndarray, block: int) -> _Weights:
     count, depth = weights.values.shape
     groups = weights.scale.shape[1]
     if index.shape != (depth,) or index.min(initial=0) < 0 or index.max(initial=0) >= groups:
-        raise ModelError(f"MatMulNBits: g_idx must have {depth} numbers of {groups} blocks")
+        raise NodeError(f"MatMulNBits: g_idx must have {depth} numbers of {groups} blocks")
     order: list[np.ndarray] = []
     chosen: list[int] = []
     for group in range(groups):
@@ -156,7 +156,7 @@ def import_gather_block_quantized(n: NodeContext) -> NodeResult:
     if data.dtype.is_float and block == 0 and isinstance(size, Const):  # one of all
         block = max(int(size.value), 1)
     if block < 1:
-        raise ModelError(f"GatherBlockQuantized: blocks of {block} elements of {data.type}")
+        raise NodeError(f"GatherBlockQuantized: blocks of {block} elements of {data.type}")
     parameters = [None if each is None else _of_blocks(n, each, data, along, block) for each in (scale, zero)]
     chosen = n.call("gather", data, indices, axis=axis)
     if axis != along:
@@ -171,7 +171,7 @@ def import_gather_block_quantized(n: NodeContext) -> NodeResult:
 def _axis_of(n: NodeContext, name: str, default: int, rank: int) -> int:
     axis = int(n.attr(name, default))
     if not -rank <= axis < rank:
-        raise ModelError(f"GatherBlockQuantized: {name} is {axis}, but the data have rank {rank}")
+        raise NodeError(f"GatherBlockQuantized: {name} is {axis}, but the data have rank {rank}")
     return axis % rank
 
 
@@ -179,7 +179,7 @@ def _unpacked(n: NodeContext, along: int) -> tuple[ModelValue, ModelValue]:
     """Data of bytes that hold several numbers of the last axis, and zero points of bytes that hold several of the last blocks, apart."""
     packed, zeros, bits = n.array(0, "data"), n.array(3, "zero_points"), int(n.attr("bits", 4))
     if packed is None:
-        raise ModelError("GatherBlockQuantized: data are missing")
+        raise NodeError("GatherBlockQuantized: data are missing")
     if bits not in _UNSIGNED or (bits < 8 and along != packed.ndim - 1):
         raise UnsupportedError(f"GatherBlockQuantized of {bits} bits along axis {along} of {n.value(0).type}")
     dtype, block = _UNSIGNED[bits], int(n.attr("block_size", 128))
@@ -192,7 +192,7 @@ def _unpacked(n: NodeContext, along: int) -> tuple[ModelValue, ModelValue]:
 
 def _of_blocks(n: NodeContext, value: ModelValue, data: ModelValue, along: int, block: int) -> ModelValue:
     """Scales or zero points: one for each block of the axis and place elsewhere, or of floats one for all places of another axis.
-    ModelError where there are not so many."""
+    NodeError where there are not so many."""
     wanted = tuple(ceildiv(dim, block) if d == along else dim for d, dim in enumerate(data.shape))
     may_widen = [data.dtype.is_float and d != along for d in range(data.rank)]
     fits = value.rank == data.rank and all(
@@ -201,7 +201,7 @@ def _of_blocks(n: NodeContext, value: ModelValue, data: ModelValue, along: int, 
     )
     if not fits:
         needed = f"blocks of {block} along axis {along} of {data.type} need {list(map(str, wanted))}"
-        raise ModelError(f"GatherBlockQuantized: scales or zero points are {value.type}, but {needed}")
+        raise NodeError(f"GatherBlockQuantized: scales or zero points are {value.type}, but {needed}")
     return n.call("expand", value, shape=wanted) if any(may_widen) and value.shape != wanted else value
 
 

@@ -65,7 +65,7 @@ def zero_points(c: Calls, zero: ModelValue | None) -> ModelValue | None:
     if is_one(zero):
         return scalar(c, zero)
     if zero.rank > 1:
-        raise UnsupportedError(f"{c.label}: zero points of rank {zero.rank}")
+        raise UnsupportedError(f"{c.label}: zero points of rank {zero.rank}", code="TC1014")
     return zero
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from google.protobuf.message import DecodeError
 
-from tc.errors import ModelError, Span, UnsupportedError, UserError, located
+from tc.errors import ModelError, NodeError, Span, UnsupportedError, UserError, located
 from tc.frontend.formats import foreign_format
 from tc.frontend.onnx.tensors import TensorReader, map_file
 from tc.frontend.onnx.wire import split_tensors
@@ -65,17 +65,17 @@ def _read_model(source: ModelSource) -> ModelFile:
             path = Path(source)
             folder, data = path.parent, map_file(path)
         if len(data) == 0:
-            raise ModelError("the model is empty: 0 bytes")
+            raise ModelError("the model is empty: 0 bytes", code="TC1001")
         foreign = foreign_format(data)
         if foreign is not None:
-            raise ModelError(f"this is not an ONNX model but {foreign}")
+            raise ModelError(f"this is not an ONNX model but {foreign}", code="TC1001")
         raw: bytes | memoryview = data
         if len(data) >= _SPLIT_FROM_BYTES:
             split = split_tensors(data)
             raw, own = split.proto, (split.location, split.data)
         proto = _parse(bytes(raw))
     if not proto.HasField("graph"):
-        raise ModelError("this is not an ONNX model: it holds no graph")
+        raise ModelError("this is not an ONNX model: it holds no graph", code="TC1001")
     opsets = _opsets(proto.opset_import, proto.ir_version)
     functions = {(_domain(f.domain), f.name, f.overload): f for f in proto.functions}
     return ModelFile(proto, TensorReader(folder, own), opsets, functions)
@@ -88,7 +88,7 @@ def _parse(data: bytes) -> ModelProto:
     try:
         proto.ParseFromString(data)
     except (DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ModelError(f"this is not an ONNX model, or a damaged one: {error}") from error
+        raise ModelError(f"this is not an ONNX model, or a damaged one: {error}", code="TC1003") from error
     return proto
 
 
@@ -107,11 +107,13 @@ def _opsets(imports: Iterable[Any], ir_version: int) -> dict[str, int]:
     newest = onnx.defs.onnx_opset_version()
     if version is not None and version > newest:
         raise UnsupportedError(
-            f"the model uses ONNX opset {version}, but the installed onnx package knows opsets up to {newest}; "
-            "upgrade onnx, or export the model with an older opset"
+            f"the model uses ONNX opset {version}, which the installed onnx package does not know",
+            code="TC1011",
+            supported=f"1 to {newest}",
+            hint="upgrade onnx, or export the model with an older opset",
         )
     if version is not None and version < 1:
-        raise ModelError(f"the model uses ONNX opset {version}; the first one is 1")
+        raise ModelError(f"the model uses ONNX opset {version}; the first one is 1", code="TC1030")
     return opsets
 
 
@@ -157,15 +159,15 @@ def order_nodes(
         for name in filter(None, item.node.output):
             if name in producer:
                 both = f"{producer[name].label} and {item.label}"
-                raise ModelError(f"{name!r} is defined twice, by {both}", Span(item.label))
+                raise ModelError(f"{name!r} is defined twice, by {both}", Span(item.label), code="TC1008")
             if unique and name in known:
-                raise ModelError(f"{name!r} is defined by {item.label}, and once more outside of it", Span(item.label))
+                raise ModelError(f"{name!r} is defined by {item.label}, and once more outside of it", Span(item.label), code="TC1008")
             producer[name] = item
     for item in ordered:
         for name in item.reads:
             if name not in producer and name not in known:
                 message = f"{item.node.op_type} reads {name!r}, which nothing in {where} defines"
-                raise ModelError(message, Span(item.label))
+                raise ModelError(message, Span(item.label), code="TC1007")
     return _sorted(ordered, producer)
 
 
@@ -192,7 +194,8 @@ def _sorted(ordered: list[OrderedNode], producer: Mapping[str, OrderedNode]) -> 
             for other in waiting:
                 if other.index in on_path:
                     raise ModelError(
-                        f"the graph has a cycle: {_cycle(on_path, producer, other)}", Span(other.label)
+                        f"the graph has a cycle: {_cycle(on_path, producer, other)}", Span(other.label),
+                        code="TC1009",
                     )
             stack.append(waiting[0])
     return result
@@ -270,26 +273,34 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
     )
 
 
+def first_opset(op_type: str, domain: str) -> int | None:
+    """The first opset that has an operator of that name; None if the installed `onnx` package knows none."""
+    import onnx
+
+    found = [s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.name == op_type and s.domain == domain]
+    return min(found, default=None)
+
+
 def check_node(node: NodeProto, schema: Schema, opset: int) -> None:
     """ModelError unless number of inputs and outputs and the attributes fit the schema."""
     what = f"{node.op_type} of opset {opset}"
     if schema.deprecated and (node.op_type, schema.since) not in _DEPRECATED_WITH_MEANING:
-        raise ModelError(f"{what} was removed from ONNX; export the model again, or convert it to an older opset")
+        raise NodeError(f"{what} was removed from ONNX; export the model again, or convert it to an older opset", code="TC1043")
     if not schema.min_inputs <= len(node.input) <= schema.max_inputs:
         allowed = _range(schema.min_inputs, schema.max_inputs)
-        raise ModelError(f"{what} takes {allowed} inputs, but has {len(node.input)}")
+        raise NodeError(f"{what} takes {allowed} inputs, but has {len(node.input)}", code="TC1042")
     if not schema.min_outputs <= len(node.output) <= schema.max_outputs:
-        raise ModelError(f"{what} has {_range(schema.min_outputs, schema.max_outputs)} outputs, not {len(node.output)}")
+        raise NodeError(f"{what} has {_range(schema.min_outputs, schema.max_outputs)} outputs, not {len(node.output)}", code="TC1042")
     given = {attribute.name: attribute for attribute in node.attribute}
     for name, attribute in given.items():
         known = schema.attributes.get(name) or _WRITTEN_EARLY.get((node.op_type, schema.since), {}).get(name)
         if known is None and not name.startswith("__"):  # the names that ONNX leaves to tools
-            raise ModelError(f"{what} has no attribute {name!r}; it has {', '.join(schema.attributes) or 'none'}")
+            raise NodeError(f"{what} has no attribute {name!r}; it has {', '.join(schema.attributes) or 'none'}", code="TC1041")
         if known is not None and attribute.type and known[0] != attribute.type and not attribute.ref_attr_name:
-            raise ModelError(f"{what}: the attribute {name!r} has the wrong type")
+            raise NodeError(f"{what}: the attribute {name!r} has the wrong type", code="TC1041")
     for name, (_, required) in schema.attributes.items():
         if required and name not in given:
-            raise ModelError(f"{what}: the attribute {name!r} is required")
+            raise NodeError(f"{what}: the attribute {name!r} is required", code="TC1041")
 
 
 def _range(lo: int, hi: int) -> str:
@@ -327,4 +338,4 @@ def attribute_value(attribute: AttributeProto) -> Any:
         for field, value in attribute.ListFields():
             if field.name not in ("name", "doc_string"):
                 return value
-    raise UnsupportedError(f"attribute {attribute.name!r} has a type that tc does not know")
+    raise UnsupportedError(f"attribute {attribute.name!r} has a type that tc does not know", code="TC1013")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import TcError, UnsupportedError
+from tc.errors import InputError, TcError, UnsupportedError
 from tc.frontend.onnx.fallback import REFERENCE_FUNCTION, dtype_name, kind_of
 from tc.frontend.onnx.load import load_model
 from tc.frontend.onnx.reference_ops import corrected_ops
@@ -143,20 +143,35 @@ def _literal(value: AttrValue) -> AttrValue:
 
 
 def run_reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:
-    """Run the node in `attrs["model"]` on the arrays, in the order of the model's inputs. UnsupportedError when it fails."""
+    """Run the node in `attrs["model"]` on the arrays, in the order of the model's inputs. InputError for an index or position that is out
+    of range, UnsupportedError when it fails otherwise."""
     evaluator = _evaluator(base64.b64decode(str(attrs["model"])))
     inputs = _given(evaluator.proto_.graph.input, arrays)
     try:
         results = evaluator.run(None, inputs)
     except TcError:
         raise
+    except IndexError as error:
+        given = ", ".join(f"{name} is {_in_words(value)}" for name, value in inputs.items())
+        raise InputError(f"a position or index is out of range: {given} ({error})", code="TC2004") from error
     except Exception as error:  # whatever ONNX's Python, or numpy below it, raises for these inputs
         shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in inputs.items())
-        raise UnsupportedError(f"ONNX's reference implementation fails on {shapes}: {type(error).__name__}: {error}") from error
+        raise UnsupportedError(
+            f"ONNX's reference implementation fails on {shapes}: {type(error).__name__}: {error}",
+            code="TC1020",
+        ) from error
     packed = attrs.get("packed", ())
     assert isinstance(packed, tuple)
     outputs = zip(evaluator.proto_.graph.output, results, strict=True)
     return tuple(array for info, result in outputs for array in _tensors(info, result, info.name in packed))
+
+
+def _in_words(value: Any) -> str:
+    """A value in errors: numbers as they are, of what is large the shape."""
+    if isinstance(value, list):
+        return f"a sequence of {len(value)}"
+    array = np.asarray(value)
+    return str(array.tolist()) if array.size == 1 and array.dtype.kind in "iu" else f"of shape {list(array.shape)}"
 
 
 def _given(infos: Sequence[Any], arrays: Sequence[np.ndarray | None]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tc.errors import ModelError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.activations import ACTIVATIONS, Activation
 from tc.frontend.onnx.control_flow import bind_loop, flip
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
@@ -89,7 +89,7 @@ def _recurrent(n: NodeContext, kind: _Kind) -> NodeResult:
     x, w, r = n.value(0), n.value(1), n.value(2)
     direction = n.attr("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
-        raise ModelError(f"{n.op_type}: there is no direction {direction!r}")
+        raise NodeError(f"{n.op_type}: there is no direction {direction!r}")
     count = 2 if direction == "bidirectional" else 1
     for value, rank, what in ((x, 3, "X"), (w, 3, "W"), (r, 3, "R")):
         if value.rank != rank:
@@ -97,7 +97,7 @@ def _recurrent(n: NodeContext, kind: _Kind) -> NodeResult:
     terms = r.shape[1 if kind.in_bytes else 2]
     given = terms if is_const(terms) else n.attr("hidden_size")
     if given is None:
-        raise UnsupportedError(f"{n.op_type}: the hidden size must be known, but is {terms}")
+        raise UnsupportedError(f"{n.op_type}: the hidden size must be known, but is {terms}", code="TC1015")
     hidden = int(given)
     layout = n.attr("layout", 0)
     if layout:
@@ -203,14 +203,14 @@ def _activations(n: NodeContext, defaults: Sequence[str], count: int) -> list[tu
     """The activations of each direction."""
     names = n.attr("activations") or list(defaults) * count
     if len(names) != len(defaults) * count:
-        raise ModelError(f"{n.op_type}: {len(defaults) * count} activations are needed, but there are {len(names)}")
+        raise NodeError(f"{n.op_type}: {len(defaults) * count} activations are needed, but there are {len(names)}")
     alphas, betas = list(n.attr("activation_alpha") or []), list(n.attr("activation_beta") or [])
     clip = n.attr("clip")
     made = []
     for name in names:
         key = name.lower()
         if key not in ACTIVATIONS:
-            raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}")
+            raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}", code="TC1013", supported=", ".join(ACTIVATIONS))
         alpha, beta = ACTIVATIONS[key]
         if alpha is not None and alphas:
             alpha = alphas.pop(0)

@@ -28,7 +28,7 @@ def count_of(n: NodeContext, index: int, what: str = "axes") -> int:
     """How many elements input `index` has. UnsupportedError where that is data, too: the rank of the result would be."""
     value = n.value(index)
     if value.rank > 1 or (value.rank == 1 and not isinstance(value.shape[0], Const)):
-        raise UnsupportedError(f"{n.op_type}: {what} (input {index}) are {value.type}; their number must be known")
+        raise UnsupportedError(f"{n.op_type}: {what} (input {index}) are {value.type}; their number must be known", code="TC1015")
     return int(value.shape[0]) if value.rank else 1
 
 

@@ -76,10 +76,12 @@ def dtype_of(code: int, what: str) -> DType:
         return found
     name = _OTHER_NAMES.get(code, f"number {code}")
     if code == 0 or code not in _OTHER_NAMES:
-        raise ModelError(f"{what} has the element type {name}, which ONNX does not define")
+        raise ModelError(f"{what} has the element type {name}, which ONNX does not define", code="TC1033")
     raise UnsupportedError(
-        f"{what} has the element type {name}, which tc does not have; convert the model to one of "
-        f"{', '.join(d.numpy.name for d in DTYPES.values())}"
+        f"{what} has the element type {name}, which tc does not have",
+        code="TC1012",
+        supported=", ".join(d.numpy.name for d in DTYPES.values()),
+        hint="convert the model to one of them",
     )
 
 
@@ -87,11 +89,11 @@ def read_strings(tensor: TensorProto) -> np.ndarray:
     """The strings of a tensor of them. ModelError when it is damaged."""
     what, count = f"tensor {tensor.name!r}", math.prod(tensor.dims)
     if any(dim < 0 for dim in tensor.dims) or len(tensor.string_data) != count or tensor.HasField("raw_data"):
-        raise ModelError(f"{what} of strings and shape {list(tensor.dims)} has {len(tensor.string_data)} of them")
+        raise ModelError(f"{what} of strings and shape {list(tensor.dims)} has {len(tensor.string_data)} of them", code="TC1006")
     try:
         texts = [text.decode() for text in tensor.string_data]
     except UnicodeDecodeError as error:
-        raise ModelError(f"{what} has a string that is not UTF-8: {error}") from error
+        raise ModelError(f"{what} has a string that is not UTF-8: {error}", code="TC1006") from error
     found = np.empty(count, object)
     found[:] = texts
     return found.reshape(tuple(tensor.dims))
@@ -124,7 +126,8 @@ class TensorReader:
             return _from_fields(tensor, dtype, count, what).reshape(shape)
         if len(raw) != dtype.bytes_of(count):
             raise ModelError(
-                f"{what} of type {dtype} and shape {list(shape)} needs {dtype.bytes_of(count)} bytes, not {len(raw)}"
+                f"{what} of type {dtype} and shape {list(shape)} needs {dtype.bytes_of(count)} bytes, not {len(raw)}",
+                code="TC1006",
             )
         return unpack(np.frombuffer(raw, np.uint8), dtype, shape)
 
@@ -138,16 +141,17 @@ class TensorReader:
         count = _num_elements(shape, dtype, what)
         if dtype.bytes_of(count) > max(_SPARSE_FLOOR_BYTES, _SPARSE_GROWTH * (values.nbytes + indices.nbytes)):
             raise LimitError(
-                f"{what} of shape {list(shape)} would take {dtype.bytes_of(count)} bytes, more than {_SPARSE_GROWTH} times what it holds"
+                f"{what} of shape {list(shape)} would take {dtype.bytes_of(count)} bytes, more than {_SPARSE_GROWTH} times what it holds",
+                code="TC1060",
             )
         if values.ndim != 1 or indices.ndim not in (1, 2) or len(indices) != len(values):
-            raise ModelError(f"{what}: {values.shape} values do not fit {indices.shape} indices")
+            raise ModelError(f"{what}: {values.shape} values do not fit {indices.shape} indices", code="TC1006")
         if indices.ndim == 2 and indices.shape[1] != len(shape):
-            raise ModelError(f"{what}: indices of {indices.shape[1]} coordinates in a tensor of rank {len(shape)}")
+            raise ModelError(f"{what}: indices of {indices.shape[1]} coordinates in a tensor of rank {len(shape)}", code="TC1006")
         dense = np.zeros(shape, values.dtype)
         limits = np.asarray(shape if indices.ndim == 2 else [dense.size])
         if len(indices) and ((indices < 0).any() or (indices >= limits).any()):
-            raise ModelError(f"{what}: an index lies outside of shape {list(shape)}")
+            raise ModelError(f"{what}: an index lies outside of shape {list(shape)}", code="TC1006")
         if indices.ndim == 1:
             dense.reshape(-1)[indices] = values
         else:
@@ -161,16 +165,17 @@ class TensorReader:
             offset = int(entries.get("offset", "0"))
             length = int(entries["length"]) if "length" in entries else size
         except ValueError as error:
-            raise ModelError(f"{what}: offset and length of its external data must be integers") from error
+            raise ModelError(f"{what}: offset and length of its external data must be integers", code="TC1005") from error
         if self.own is not None and location == self.own[0]:
             data = self.own[1]
         else:
             data = self._map_file(location, what)
         if length != size:
-            raise ModelError(f"{what} needs {size} bytes, but its external data in {location!r} says length {length}")
+            raise ModelError(f"{what} needs {size} bytes, but its external data in {location!r} says length {length}", code="TC1005")
         if offset < 0 or offset + length > len(data):
             raise ModelError(
-                f"{what}: bytes {offset}..{offset + length} of {location!r} are wanted, but the file has {len(data)}"
+                f"{what}: bytes {offset}..{offset + length} of {location!r} are wanted, but the file has {len(data)}",
+                code="TC1005",
             )
         return data[offset : offset + length]
 
@@ -180,25 +185,25 @@ class TensorReader:
         if found is None:
             found = map_file(self._contained(location, what))
             if is_lfs_pointer(found):
-                raise ModelError(f"{what}: external data {location!r} is a Git LFS pointer; 'git lfs pull' fetches the data")
+                raise ModelError(f"{what}: external data {location!r} is a Git LFS pointer; 'git lfs pull' fetches the data", code="TC1005")
             self._files[location] = found
         return found
 
     def _contained(self, location: str, what: str) -> Path:
         if self.folder is None:
-            raise ModelError(f"{what} lies in the file {location!r}; give the model's path, so that it can be found")
+            raise ModelError(f"{what} lies in the file {location!r}; give the model's path, so that it can be found", code="TC1005")
         parts = PurePosixPath(location.replace("\\", "/"))
         if not location or parts.is_absolute() or ".." in parts.parts or ":" in location or "\0" in location:
-            raise ModelError(f"{what}: external data {location!r} must be a path in the model's folder, without '..'")
+            raise ModelError(f"{what}: external data {location!r} must be a path in the model's folder, without '..'", code="TC1004")
         path = self.folder.joinpath(*parts.parts)
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError) as error:
-            raise ModelError(f"{what}: there is no external data file {location!r} beside the model") from error
+            raise ModelError(f"{what}: there is no external data file {location!r} beside the model", code="TC1005") from error
         if not real.is_relative_to(self.folder.resolve()):
-            raise ModelError(f"{what}: external data {location!r} is a link that leaves the model's folder")
+            raise ModelError(f"{what}: external data {location!r} is a link that leaves the model's folder", code="TC1004")
         if not real.is_file():
-            raise ModelError(f"{what}: external data {location!r} is not a file")
+            raise ModelError(f"{what}: external data {location!r} is not a file", code="TC1005")
         return real
 
 
@@ -210,21 +215,22 @@ def map_file(path: Path) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
-        raise ModelError(f"there is no file {str(path)!r}") from None
+        raise ModelError(f"there is no file {str(path)!r}", code="TC1002") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise ModelError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}", code="TC1002") from error
 
 
 def _num_elements(shape: tuple[int, ...], dtype: DType, what: str) -> int:
     count = 1
     for dim in shape:
         if dim < 0:
-            raise ModelError(f"{what} has the shape {list(shape)}: a dim is negative")
+            raise ModelError(f"{what} has the shape {list(shape)}: a dim is negative", code="TC1006")
         count *= dim
     if dtype.bytes_of(count) > MAX_TENSOR_BYTES:
         raise LimitError(
             f"{what} of type {dtype} and shape {list(shape)} would take {dtype.bytes_of(count)} bytes; "
-            f"the limit is {MAX_TENSOR_BYTES}"
+            f"the limit is {MAX_TENSOR_BYTES}",
+            code="TC1060",
         )
     return count
 
@@ -234,7 +240,7 @@ def _from_fields(tensor: TensorProto, dtype: DType, count: int, what: str) -> np
     stored = getattr(tensor, _VALUE_FIELDS.get(dtype.name, "int32_data"))
     needed = dtype.bytes_of(count) if dtype.per_byte > 1 else count
     if len(stored) != needed:
-        raise ModelError(f"{what} of shape {list(tensor.dims)} needs {needed} elements, but has {len(stored)}")
+        raise ModelError(f"{what} of shape {list(tensor.dims)} needs {needed} elements, but has {len(stored)}", code="TC1006")
     if dtype.is_storage:
         return unpack(np.array(stored, np.int64).astype(np.uint8), dtype, (count,))
     if dtype.name in ("f16", "bf16"):

@@ -51,7 +51,7 @@ def _rewrite(
 ) -> Iterator[bytes | memoryview]:
     """The bytes of the message at data[start:end], its large tensors replaced by references."""
     if depth > _MAX_DEPTH:
-        raise ModelError("the model is nested too deeply")
+        raise ModelError("the model is nested too deeply", code="TC1032")
     if message == "tensor":
         yield from _rewrite_tensor(data, start, end, location)
         return
@@ -137,7 +137,7 @@ def _varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-    raise ModelError("this is not an ONNX model: a number runs over the end of its message")
+    raise ModelError("this is not an ONNX model: a number runs over the end of its message", code="TC1003")
 
 
 def _skip(data: memoryview, position: int, end: int, wire_type: int) -> tuple[int, int]:
@@ -154,7 +154,7 @@ def _skip(data: memoryview, position: int, end: int, wire_type: int) -> tuple[in
         case 5:
             position += 4
         case _:
-            raise ModelError(f"this is not an ONNX model: unknown wire type {wire_type}")
+            raise ModelError(f"this is not an ONNX model: unknown wire type {wire_type}", code="TC1003")
     if position > end:
-        raise ModelError("the model ends in the middle of a field: the file is truncated, or it is not ONNX")
+        raise ModelError("the model ends in the middle of a field: the file is truncated, or it is not ONNX", code="TC1003")
     return start, position

@@ -436,7 +436,7 @@ class _Planner:
         index_param, *carried_params = body.params
         num_carried = len(carried_params)
         if len(targets) > num_carried and loop.trip_count is None:
-            raise UnsupportedError("a loop that stacks results needs a known number of iterations")
+            raise UnsupportedError("a loop that stacks results needs a known number of iterations", code="TC1018")
         steps: list[PlanStep] = []
         for target in targets:
             self._define(target)
@@ -471,7 +471,7 @@ class _Planner:
         if _is_true(loop.condition) and _is_true(loop.body.results[0]):
             return None
         if len(loop.body.results) > len(loop.body.params):
-            raise UnsupportedError("a loop that stacks results must run a known number of iterations")
+            raise UnsupportedError("a loop that stacks results must run a known number of iterations", code="TC1018")
         holder = self._conditions.setdefault(loop, TensorVar("condition", TensorType((), bool_)))
         place = self._define(holder)
         steps.extend(self._copy(loop.condition, holder, place))
@@ -488,7 +488,7 @@ class _Planner:
     def _row(self, target: TensorVar, row: TensorType, index: Var) -> StorageView:
         whole = self.views[target]
         if row.dtype.per_byte > 1 and prove(equal(floormod(row.num_elements, row.dtype.per_byte), 0)) is not True:
-            raise UnsupportedError(f"a loop that stacks {row}, of which one may begin within a byte; cast it before")
+            raise UnsupportedError(f"a loop that stacks {row}, of which one may begin within a byte; cast it before", code="TC1018")
         return self._rows.setdefault(target, StorageView(whole.storage, whole.offset + mul(index, row.size_bytes)))
 
     def _end_of_iteration(

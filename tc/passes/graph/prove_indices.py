@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tc.errors import InputError, ModelError
+from tc.errors import InputError, NodeError
 from tc.ir.expr import Const
 from tc.ir.graph import Attrs, Call, Function, TensorConst, map_bodies
 from tc.ir.module import IRModule
@@ -35,7 +35,7 @@ def _proved(func: Function, runs_always: bool) -> Function:
         if isinstance(value, Call) and value.op in _LOOK_UPS and not full_attrs(value).in_range:
             wrong = _out_of_range(value)
             if wrong and runs_always:
-                raise ModelError(wrong, binding.span)
+                raise NodeError(wrong, binding.span)
             if wrong == "":
                 kept = tuple(item for item in value.attrs if item[0] != "in_range")
                 value = replace(value, attrs=(*kept, ("in_range", True)))
