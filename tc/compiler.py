@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tc.check.compare import CompiledKernel, verify_kernels, verify_stages
+from tc.check.reproducer import explained
 from tc.codegen.backend import Loaded
 from tc.codegen.kernels import Kernel, TunedDecisions
-from tc.errors import UserError, check_word
+from tc.errors import UserError
 from tc.frontend.dims import Dim, checked_dims
-from tc.frontend.registry import Model, check_model, import_model
+from tc.frontend.registry import Model, check_model, check_words, import_model
 from tc.ir.module import IRModule
 from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.manager import Stopwatch
@@ -91,8 +92,7 @@ class CompileRequest:
 
     def general(self) -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
-        builder = ModuleBuilder(self.target)
-        return build_module(self.stages(builder, assume_equal=False), builder, self.target.cores)
+        return build_module(self.stages(builder := ModuleBuilder(self.target), assume_equal=False), builder, self.target.cores)
 
     def profiled(self, key: ModelKey) -> tuple[EntrySource, Loaded]:
         """The entry that times every kernel, for a module whose stages were not kept."""
@@ -111,15 +111,8 @@ class CompileRequest:
 
     def overriding(self, names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""
-        tuned = tuned_for(self.tune, self.target)
-        return compile_request(dataclasses.replace(self, tuned=tuned, overridden=tuple(sorted({*self.overridden, *names}))))
-
-
-def check_words(numerics: object, on_unsupported: object, verify: object = "auto") -> None:
-    """UserError for an option that is none of the words it may be."""
-    check_word("numerics", numerics, ("default", "strict"))
-    check_word("verify", verify, ("auto", "always", "never"))
-    check_word("on_unsupported", on_unsupported, ("fallback", "error"))
+        more = tuple(sorted({*self.overridden, *names}))
+        return compile_request(dataclasses.replace(self, tuned=tuned_for(self.tune, self.target), overridden=more))
 
 
 @rare_collections()
@@ -188,12 +181,14 @@ def compile_model(
         bits, all else computes in f32. "f16": so where values stay far from 65,504 on the calibration inputs. "mixed:1e-2": bf16 as far as
         every result keeps that relative L2 error on them. calibration: arrays by name, one array, a list or iterator of such, or a folder.
 
-    Raises ModelError for damaged models, UnsupportedError for what cannot be compiled.
+    Raises ModelError for damaged models, UnsupportedError for what cannot be compiled, InternalError where tc fails.
     """
     asked = checked_precision(precision, calibration)
     check_words(numerics, on_unsupported, verify)
     check_model(model)
     known, chosen, names = checked_dims(dims), Target.of(target), tuple(sorted(set(overridden)))
-    chosen = dataclasses.replace(chosen, cores=chosen.cores if threads is None else check_threads(threads))
+    chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
     tuned = tuned_for(tune, chosen)
-    return compile_request(CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes, asked))
+    request = CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes, asked)
+    with explained(vars(request), isinstance(model, IRModule), lambda again, options: compile_model(again, **options)):
+        return compile_request(request)

@@ -510,6 +510,20 @@ _COMPILE = (
         ("make the function return what infer says", "if it is no function of yours, report it"),
         "a reference kernel returned f64, expected y: f32[4]",
     ),
+    ErrorCode(
+        "TC3900",
+        "InternalError",
+        "tc itself failed",
+        "A step of the compiler raised what it must not. The part of the model that it was at is kept in a folder: the node, the graph "
+        "before the pass, or the kernel, without weights, as text that tc reads back.",
+        ("an error in tc",),
+        (
+            "tc reproduce FOLDER does the step again; please report it with the folder, whose README.txt says what is in it",
+            "verify, precision or target may get around it; so may on_unsupported='error' to see which node it is",
+            "TC_REPRODUCERS is another place for such folders, or 'off'",
+        ),
+        "tc failed in lower_primitives: KeyError: 'x'; what it was at is in /home/me/.cache/tc/failures/lower_primitives-1a2b3c4d",
+    ),
 )
 
 _FILES = (

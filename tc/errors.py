@@ -22,7 +22,7 @@
     ├── DeviceError            a device that cannot be reached, or failed
     ├── MeasureError           a candidate that could not be built, run or timed
     ├── CheckError             a result differs from the reference                             exit code 3
-    ├── InternalError          tc itself failed
+    ├── InternalError          tc itself failed, and where a reproducer of that lies          exit code 5
     └── LimitError             a size, time or memory bound was reached                        exit code 4
 
 Each class has a code, and raise sites give those that say more: `error_codes.py` is the table, `tc explain CODE` prints it.
@@ -30,9 +30,10 @@ Each class has a code, and raise sites give those that say more: `error_codes.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tc.error_codes import explain_code
 
@@ -265,6 +266,17 @@ class CheckError(TcError):
     default_code = "TC6010"
 
 
+class InternalError(TcError):
+    """`tc` itself failed. `reproducer`: the folder in which what it failed at lies, or None; `tc reproduce` does that again."""
+
+    exit_code = 5
+    default_code = "TC3900"
+    reproducer: str | None = None
+
+    def facts(self) -> dict[str, object]:
+        return super().facts() if self.reproducer is None else {**super().facts(), "reproducer": self.reproducer}
+
+
 class LimitError(TcError):
     """A bound on size, time or memory was reached."""
 
@@ -281,6 +293,37 @@ def located(span: Span | None) -> Iterator[None]:
         if error.span is None:
             error.span = span
         raise
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What `tc` was doing when an error came out of it: a step by name, the program that it was at, and what does the step on another
+    program of that kind."""
+
+    step: str
+    program: object
+    again: Callable[[Any], object] | None = None
+
+
+@contextmanager
+def working_on(step: str, program: object, again: Callable[[Any], object] | None = None) -> Iterator[None]:
+    """Note on whatever error passes through what was being done, for `activities_of`."""
+    try:
+        yield
+    except Exception as error:
+        note_activity(error, Activity(step, program, again))
+        raise
+
+
+def note_activity(error: Exception, work: Activity) -> None:
+    """Say of an error what was being done when it came, around what has been said before."""
+    error.__dict__["tc_activities"] = (*activities_of(error), work)
+
+
+def activities_of(error: BaseException) -> tuple[Activity, ...]:
+    """What was being done when an error came, innermost first."""
+    found: tuple[Activity, ...] = error.__dict__.get("tc_activities", ())
+    return found
 
 
 def check_word(name: str, given: object, known: tuple[str, ...]) -> None:

@@ -7,14 +7,16 @@ from functools import partial
 
 import numpy as np
 
+from tc.check.reproducer import explained
 from tc.codegen.backends import language_names, language_of
-from tc.compiler import check_words, run_stages
+from tc.compiler import compile_model, run_stages
 from tc.errors import InputError, UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.imported import Imported
-from tc.frontend.registry import Model, import_model
+from tc.frontend.registry import Model, check_words, import_model
 from tc.interp import run_named
 from tc.interp.widen import widen_array, widen_floats
+from tc.ir.module import IRModule
 from tc.ir.print_plan import print_plan
 from tc.ir.printer import print_ir
 from tc.passes.graph.narrowing import NodePrecision
@@ -59,7 +61,9 @@ def lower(
     asked = checked_precision(precision, calibration)
     if stage not in IR_STAGES:
         language_of(stage, chosen)  # which there is, before all the work
-    stages = run_stages(model, chosen, checked_dims(dims), on_unsupported, numerics, precision=asked)
+    options = {"target": chosen, "numerics": numerics, "on_unsupported": on_unsupported, "precision": precision, "dims": dims}
+    with explained(options, isinstance(model, IRModule), lambda again, options: compile_model(again, **options)):
+        stages = run_stages(model, chosen, checked_dims(dims), on_unsupported, numerics, precision=asked)
     if stage == "graph":
         return Lowered(stage, lambda: print_ir(stages.graph), {})
     if stage == "plan":

@@ -26,6 +26,7 @@ from tc.cli import (
     measure,
     profile,
     quantize,
+    reproduce,
     run,
     tune,
 )
@@ -49,6 +50,7 @@ COMMANDS = {
     "fuzz": (fuzz, "compile random models and compare them with other runtimes"),
     "reduce": (reduce_command, "make a model that fails small"),
     "db": (db, "look into tuning databases; join, shrink and export them"),
+    "reproduce": (reproduce, "do again what tc itself failed at"),
     "explain": (explain, "say what the code of an error means"),
     "doctor": (doctor, "check this machine and this installation"),
     "demo": (demo, "read handwritten digits with a model that comes along"),
@@ -75,7 +77,7 @@ examples:
 
 exit codes:
   0 done   1 wrong request or damaged file   2 not supported   3 results differ from the reference
-  4 a bound on size, time or memory was reached
+  4 a bound on size, time or memory was reached   5 tc itself failed
 """
 
 
@@ -163,7 +165,7 @@ def report_error(error: BaseException, *, as_json: bool) -> int:
         case KeyboardInterrupt():
             message, exit_code = "interrupted", 130
         case _:
-            message, exit_code = f"internal error: {kind}: {error} (--debug shows where)", 1
+            message, exit_code = f"internal error: {kind}: {error} (--debug shows where)", 5
     if as_json:
         print(to_json({"error": {"kind": kind, "message": message, "exit_code": exit_code, **facts}}))
     print(f"tc: error: {shown or message}", file=sys.stderr)

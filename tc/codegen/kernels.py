@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tc.codegen.backends import backend_of
 from tc.codegen.device import Device
+from tc.errors import working_on
 from tc.ir.graph import Binding, CallTir, Function, TensorVar
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -87,9 +88,10 @@ def schedule_module(
     """Schedule every PrimFunc, and put the kernels into the module. `ready` is told of each kernel as soon as it is there."""
     kernels: dict[str, Kernel] = {}
     for func in module.prim_funcs:
-        kernels[func.name] = schedule_kernel(func, target, tuned, hooks)
-        if ready is not None:
-            ready(kernels[func.name])
+        with working_on(SCHEDULE_STEP, func):
+            kernels[func.name] = schedule_kernel(func, target, tuned, hooks)
+            if ready is not None:
+                ready(kernels[func.name])
     return with_kernels(module, kernels), kernels
 
 

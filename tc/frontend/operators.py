@@ -325,7 +325,7 @@ class _Definition:
         except TcError as wrong:
             if self.name in wrong.message:
                 raise
-            raise type(wrong)(f"{self.name}: {wrong.message}", wrong.span) from wrong
+            raise type(wrong)(f"{self.name}: {wrong.message}", wrong.span, code=wrong.code) from wrong
         except Exception as wrong:
             given = ", ".join(map(_said, operands))
             raise error(f"{self.name}: the {what} failed on ({given}): {type(wrong).__name__}: {wrong}") from wrong

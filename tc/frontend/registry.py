@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from tc.errors import UserError
+from tc.errors import UserError, check_word
 from tc.frontend.dims import Dim
 from tc.frontend.imported import Imported
 from tc.frontend.onnx import load_model
@@ -27,6 +27,13 @@ def check_model(model: object) -> None:
         kinds = "the path of an ONNX file, its bytes, an onnx.ModelProto or a tc IRModule"
         inner = "; its .model is one" if isinstance(getattr(model, "model", None), onnx.ModelProto) else ""
         raise UserError(f"the model is a {type(model).__name__}, must be {kinds}{inner}")
+
+
+def check_words(numerics: object, on_unsupported: object, verify: object = "auto") -> None:
+    """UserError for an option of compilation that is none of the words it may be."""
+    check_word("numerics", numerics, ("default", "strict"))
+    check_word("verify", verify, ("auto", "always", "never"))
+    check_word("on_unsupported", on_unsupported, ("fallback", "error"))
 
 
 def import_model(

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from tc.compiler import compile_model
-from tc.errors import InputError, TcError
+from tc.errors import InputError, InternalError, TcError
 from tc.fuzz.builder import Input
 from tc.fuzz.evaluate import Failed, Feeds, ValueTrace, disagreement, run_onnxruntime, trace
 from tc.fuzz.generate import Case, live_names, without_dead_nodes
@@ -188,13 +188,13 @@ def _judge_run(model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, 
 
 
 def _refusal(model: onnx.ModelProto, error: Exception, wanted: Expected, index: int) -> Verdict:
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error.said if isinstance(error, InternalError) else error}"  # not where its reproducer is
     if wanted.oracles < 2:
         return Verdict("undecided", f"one oracle runs what tc does not: {text}", index)
     if any(re.search(pattern, text) for _, pattern in KNOWN_REFUSALS):
         return Verdict("known", text, index)
     return Verdict(
-        "refused" if (isinstance(error, TcError) and type(error) is not InputError) or index else "internal",
+        "refused" if (isinstance(error, TcError) and type(error) not in (InputError, InternalError)) or index else "internal",
         text,
         index,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from tc.errors import ParseError, TcError, VerifyError
+from tc.errors import Activity, ParseError, TcError, VerifyError, note_activity
 from tc.ir.graph import Function
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -127,6 +127,7 @@ class Hooks:
                 with self.watch.time(name):
                     result = run(program)
         except Exception as error:
+            note_activity(error, Activity(name, program, run))
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"in {name}")
             if self.verify and not isinstance(error, TcError):

@@ -22,6 +22,7 @@ from tc.codegen.backend import Loaded
 from tc.codegen.backends import backend_of
 from tc.codegen.kernels import Kernel, object_key, schedule_kernel
 from tc.codegen.llvm.jit import PLAIN_ENTRY_BYTES
+from tc.errors import working_on
 from tc.frontend.imported import Imported
 from tc.ir.dtype import pack
 from tc.ir.graph import TensorConst, constants_of
@@ -115,7 +116,8 @@ class ModuleBuilder:
             return
         target = self.target.host if kernel.on_host else self.target
         with self.watch.time("emit"):
-            self._queue.put(backend_of(target).emit(kernel.final, symbol, target))
+            with working_on("emit", kernel.lowered):
+                self._queue.put(backend_of(target).emit(kernel.final, symbol, target))
         self._wanted[symbol] = None
 
     def link(self, programs: Sequence[LinkUnit], *, profile: bool = False) -> list[Linked]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tc.codegen.kernels import Kernel, TunedDecisions, schedule_module
+from tc.errors import working_on
 from tc.ir.module import IRModule
 from tc.passes.graph.plan_memory import plan_memory
 from tc.passes.manager import Stopwatch
@@ -39,5 +40,6 @@ def finish_stages(
     with watch.time("schedule"):
         module, kernels = schedule_module(lowered, target, tuned, ready and watch.uncounted(ready), passes.hooks)
     with watch.time("plan"):
-        plan = plan_memory(module, imported.requirements, is_for_device=target.device is not None)
+        with working_on("plan", lowered):
+            plan = plan_memory(module, imported.requirements, is_for_device=target.device is not None)
     return Stages(imported, fused.graph, lowered, kernels, module, plan, watch.seconds, prepared.precisions)

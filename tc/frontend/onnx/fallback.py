@@ -8,7 +8,8 @@ result is there.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -243,6 +244,23 @@ class _DimNames:
             self.by_dim[dim] = f"dim{len(self.by_dim)}"
             self.by_name[self.by_dim[dim]] = dim
         return self.by_dim[dim]
+
+
+def model_of_node(n: NodeContext, stand_in: Callable[[np.ndarray], np.ndarray]) -> Any:
+    """A model of this node alone, whose inputs are the node's as far as they are known. stand_in: what is kept of a constant."""
+    sources = _Sources(n)
+    for name in sorted(reads(n.node)):
+        sources.add(name, n.graph.lookup(name))
+    arrays = {name: n.graph.array(value) for name, value in sources.tensors.items() if isinstance(value, ModelValue)}
+    constants = {name: stand_in(array) for name, array in arrays.items() if array is not None}
+    nodes, wanted, opsets = [*sources.nodes.values(), n.node], [name for name in n.outputs if name], dict(n.graph.opsets)
+    model = _model_of(n.graph, nodes, wanted, opsets, sources.tensors, constants, _DimNames())
+    model.functions.extend(n.graph.shared.model.functions.values())
+    with contextlib.suppress(UnsupportedError):  # the types of results, where ONNX knows them
+        types = _inferred(model)
+        for output in model.graph.output:
+            output.type.CopyFrom(types.get(output.name, output.type))
+    return model
 
 
 def _small_constant(n: NodeContext, value: Source) -> np.ndarray | None:

@@ -14,7 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import LimitError, ModelError, NodeError, ShapeError, Span, TcError, UnsupportedError, located
+from tc.errors import (
+    LimitError,
+    ModelError,
+    NodeError,
+    ShapeError,
+    Span,
+    TcError,
+    UnsupportedError,
+    located,
+    working_on,
+)
 from tc.frontend.imported import FALLBACK, NATIVE, REFUSED, NodeReport
 from tc.frontend.onnx.assumptions import aligned_operands
 from tc.frontend.onnx.node_context import (
@@ -381,7 +391,7 @@ class GraphImporter:
         """Import the nodes in order, and look up the outputs."""
         for position, item in enumerate(nodes):
             context = NodeContext(self, item, Continuation(self, nodes[position + 1 :], tuple(outputs)))
-            with located(context.span):
+            with located(context.span), working_on("import", context):
                 results, status, reason = self._import(context)
                 self._report(context, status, reason)
                 if isinstance(results, Finished):
