@@ -181,7 +181,9 @@ def _unpacked(n: NodeContext, along: int) -> tuple[ModelValue, ModelValue]:
     if packed is None:
         raise NodeError("GatherBlockQuantized: data are missing")
     if bits not in _UNSIGNED or (bits < 8 and along != packed.ndim - 1):
-        raise UnsupportedError(f"GatherBlockQuantized of {bits} bits along axis {along} of {n.value(0).type}")
+        supported = ", ".join(map(str, _UNSIGNED))
+        message = f"GatherBlockQuantized of {bits} bits along axis {along} of {n.value(0).type}"
+        raise UnsupportedError(message, code="TC1013", supported=supported)
     dtype, block = _UNSIGNED[bits], int(n.attr("block_size", 128))
     shape = (*packed.shape[:-1], packed.shape[-1] * dtype.per_byte)
     counts = tuple(-(-size // max(block, 1)) if d == along else size for d, size in enumerate(shape))
