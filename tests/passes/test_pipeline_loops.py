@@ -198,7 +198,7 @@ def test_what_is_on_its_way_is_named_with_its_copy_and_its_reader() -> None:
     with pytest.raises(VerifyError) as error:
         run_prim_func(func, [array], [3])
 
-    assert str(error.value) == (
+    assert error.value.message == (
         "f: thread (tx=0) reads S[0, 7] in `C[0] = C[0] * 0.5 + S[k % 2, tx * (-1) + 7]`, which may still be on its way: thread (tx=7) "
         "copies it in `copy_async(S[0, tx], A[0, tx])` and has not waited for that"
     )
