@@ -21,7 +21,8 @@ class KernelRow:
     `seconds`, `shortest`: by program, the median and the least; those of a limit are scaled to the work of the kernel.
     `ratios`: each program's seconds over those of `tc`, so that of the limit is the fraction of it that is reached.
     `flops`, `size_bytes`: what the kernel must compute and move at least. `errors`: largest difference from onnxruntime without
-    rewriting over the largest magnitude. `problem` says why there are no numbers, where there are none.
+    rewriting over the largest magnitude. `left_out`: which peers are not compared, and why. `problem` says why there are no numbers,
+    where there are none.
     """
 
     table: str
@@ -40,6 +41,7 @@ class KernelRow:
     date: str = ""
     commit: str = ""
     cpu: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -57,7 +59,7 @@ class KernelRow:
 class Table:
     """What one table is about. `judged`: by which ratio, "peer" (the fastest one), "limit", or "" for absolute times.
 
-    `mean` and `worst` are what the geometric mean and the least of these ratios are to be at least.
+    `mean` and `worst` are what the geometric mean and the least of these ratios are to be at least. `in_picture`: it has a panel there.
     """
 
     title: str
@@ -65,6 +67,7 @@ class Table:
     judged: str
     mean: float | None = None
     worst: float | None = None
+    in_picture: bool = True
 
 
 TABLES: dict[str, Table] = {
@@ -97,6 +100,23 @@ TABLES: dict[str, Table] = {
         None,
         0.9,
     ),
+    "native": Table(
+        "Other operators, three sizes of each",
+        "Beside onnxruntime and OpenVINO, of those that run them and give the same, and numpy and torch where they have the operator. The "
+        "limit, where memory is one, is a native loop over as many bytes as must move at least.",
+        "peer",
+        2.0,
+        1.0,
+        in_picture=False,
+    ),
+    "drawn": Table(
+        "The same operators at drawn sizes",
+        "Made by `python -m benchmarks.kernel_tables native --seed N`: nothing can be made for these sizes.",
+        "peer",
+        2.0,
+        1.0,
+        in_picture=False,
+    ),
     "dynamic": Table(
         "One build for any shape beside a build for this shape",
         "The ratio is the static build's time over that of the dynamic one.",
@@ -123,6 +143,13 @@ def update(folder: Path, rows: Sequence[KernelRow]) -> None:
     else:
         replace_file(folder / "KERNELS.md", as_markdown(merged))
         draw(merged, folder / "kernels.svg")
+
+
+def drop(folder: Path, table: str, threads: int) -> None:
+    """Take the rows of a table and a number of threads out."""
+    file = folder / "KERNELS.json"
+    if file.exists():
+        store_rows(file, FORMAT, tuple(row for row in read_rows(file) if (row.table, row.threads) != (table, threads)))
 
 
 def read_rows(file: Path) -> tuple[KernelRow, ...]:
@@ -154,6 +181,8 @@ def summary(rows: Sequence[KernelRow]) -> str:
     if table.judged == "limit":
         least = [math.log(fraction) for row in rows if (fraction := row.fraction_of_least())]
         text += f"; of the least times, geometric mean {math.exp(sum(least) / len(least)):.2f}"
+    below = sum(ratio < 1 for ratio in found.values())
+    text += f"; {below} below 1" if table.judged == "peer" and below else ""
     return f"{text}; the goal: {', '.join(goals)}." if goals else f"{text}."
 
 
@@ -216,7 +245,8 @@ def draw(rows: Sequence[KernelRow], file: Path) -> None:
     matplotlib.rcParams |= {"svg.hashsalt": "tc", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
-    panels = {key: [row for row in rows if row.table == key and row.threads == 1 and judged_ratio(row)] for key in TABLES}
+    shown = [key for key, table in TABLES.items() if table.in_picture]
+    panels = {key: [row for row in rows if row.table == key and row.threads == 1 and judged_ratio(row)] for key in shown}
     panels = {key: chosen for key, chosen in panels.items() if chosen}
     if not panels:
         return
@@ -288,13 +318,16 @@ def _markdown_table(rows: Sequence[KernelRow]) -> list[str]:
         cells += [f"{row.ratios[best]} {best}" if best else "-"] if peers else []
         if limited:
             seconds = row.seconds["tc"]
-            cells += [f"{row.flops / seconds * 1e-9:.0f}" if row.flops else "-", f"{row.size_bytes / seconds * 1e-9:.1f}"]
+            rate = f"{row.size_bytes / seconds * 1e-9:.1f}" if row.size_bytes else "-"
+            cells += [f"{row.flops / seconds * 1e-9:.0f}" if row.flops else "-", rate]
             cells += [f"{row.ratios[row.limit]} {row.limit}" if row.limit else "-"]
             least = row.fraction_of_least()
             cells += [f"{least:.2f}" if least is not None else "-"]
         cells += [f"{row.errors['tc']:.0e}" if "tc" in row.errors else "-", *([row.rule] if ruled else [])]
         lines.append(cells)
     notes = [f"- {row.name}: {row.problem}" for row in rows if row.problem]
+    for reason in dict.fromkeys(reason for row in rows for reason in row.left_out):
+        notes.append(f"- {reason}: {'; '.join(row.name for row in rows if reason in row.left_out)}")
     return ["| " + " | ".join(line) + " |" for line in lines] + ([""] + notes if notes else [])
 
 
@@ -308,4 +341,4 @@ def _milliseconds(seconds: float) -> str:
 
 def _row_from(data: Mapping[str, Any]) -> KernelRow:
     ratios = {name: Ratio(**ratio) for name, ratio in data["ratios"].items()}
-    return KernelRow(**{**data, "ratios": ratios})
+    return KernelRow(**{**data, "ratios": ratios, "left_out": tuple(data.get("left_out", ()))})

@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernel_tables                      every table, about five minutes
     python -m benchmarks.kernel_tables sgemm conv --seconds 2
+    python -m benchmarks.kernel_tables native --seed 7      other operators, at sizes drawn around those of the table
 
 writes KERNELS.json, KERNELS.md and kernels.svg beside this file; tables that are not measured again stay. Programs and limits take
 turns within each round, so every ratio and every fraction of a limit compares what ran within the same fraction of a second.
@@ -26,7 +27,7 @@ import numpy as np
 import onnx
 
 import tc
-from benchmarks import kernel_report, kernels, zoo
+from benchmarks import kernel_report, kernels, native_kernels, zoo
 from benchmarks.kernel_report import KernelRow
 from benchmarks.report import describe_machine
 from benchmarks.run import fix_input_dims
@@ -120,7 +121,9 @@ SHAPES: Mapping[str, Sequence[Mapping[str, int]]] = {
         )
     ],
 }
-TABLES = ("sgemm", "conv", "peers", "stream", "dynamic", "overhead")
+TABLES = ("sgemm", "conv", "peers", "stream", "native", "dynamic", "overhead")
+SAME = 1e-3
+"""Programs whose results differ by more, relative to the largest, compute something else: they are not compared."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +287,42 @@ def dynamic_build(model: str, threads: int) -> tc.CompiledModule:
     return tc.compile(zoo.path(model), threads=threads)
 
 
+def measure_native(table: str, name: str, threads: int, plan: Plan) -> list[KernelRow]:
+    """One of `native_kernels` beside every program that runs it and gives the same, and a stream of its bytes where that is the limit."""
+    model, arrays, kernel, graph = native_kernels.make(name)
+    with tempfile.TemporaryDirectory() as folder, limited_threads(threads):
+        path = Path(folder) / "model.onnx"
+        onnx.save(model, path)
+        expected = kernel.exact(graph) if kernel.exact else reference_outputs(path, arrays)
+        contenders = {"tc": tc_contender(model, arrays, threads)}
+        contenders |= library_contenders(kernel.library(arrays) if kernel.library else {}, threads)
+        refused = []
+        for peer, load in PEERS.items():
+            try:
+                runtime = load(path, threads)
+                error = relative_error(runtime.run(arrays), expected)
+            except RuntimeError:  # it has no such operator
+                refused.append(f"{peer} does not run it")
+                continue
+            if error <= SAME:
+                contenders[peer] = Contender(runtime.bind(arrays), functools.partial(runtime.run, arrays))
+            else:
+                refused.append(f"{peer} gives something else")
+        case = Case(table, name, lambda rng: model, size_bytes=graph.touched, limit="stream update" if graph.touched else "")
+        contenders |= limit_contender(case, threads) if graph.touched else {}
+        row = measure_contenders(table, name, threads, contenders, expected, plan)
+    return [replace(row, size_bytes=case.size_bytes, limit=case.limit, left_out=tuple(refused))]
+
+
+def library_contenders(found: Mapping[str, Callable[[], Sequence[np.ndarray]]], threads: int) -> dict[str, Contender]:
+    """Calls of numpy and torch."""
+    if "torch" in found:
+        import torch
+
+        torch.set_num_threads(threads)
+    return {name: Contender(call, call) for name, call in found.items()}
+
+
 def measure_overheads(threads: int, plan: Plan) -> list[KernelRow]:
     """A call of relu on 32 floats from Python, outputs allocated by the callee; a parallel loop with nothing to do, on two threads."""
     model = kernels.make_elementwise("Relu", 1, 4, 8)
@@ -322,17 +361,21 @@ def measure_job(table: str, name: str, threads: int, plan: Plan) -> list[KernelR
             return measure_dynamic(model, SHAPES[model][int(index)], threads, plan)
         case "overhead":
             return measure_overheads(threads, plan)
+        case "native" | "drawn":
+            return measure_native(table, name, threads, plan)
     case = next(case for case in CASES if (case.table, case.name) == (table, name))
     return measure_case(case, threads, plan)
 
 
-def jobs_of(table: str) -> list[str]:
-    """Names of what is measured one by one."""
+def jobs_of(table: str, seed: int | None = None) -> list[str]:
+    """Names of what is measured one by one; the seed is that of the table of drawn sizes."""
     match table:
         case "dynamic":
             return [f"{model} {index}" for model, shapes in SHAPES.items() for index in range(len(shapes))]
         case "overhead":
             return ["all"]
+        case "native" | "drawn":
+            return native_kernels.names(seed)
     return [case.name for case in CASES if case.table == table]
 
 
@@ -368,6 +411,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of every program (default: 1)")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each row (default: 2)")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder of the results")
+    parser.add_argument("--seed", type=int, help="sizes of the table native are drawn around its own, and kept apart")
     parser.add_argument("--render", action="store_true", help="measure nothing, write page and picture from the rows there are")
     return parser.parse_args(arguments)
 
@@ -381,7 +425,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     plan = Plan(slot_seconds=0.015, budget_seconds=options.seconds, min_rounds=7, max_rounds=60)
     for table in () if options.render else options.tables or TABLES:
-        names = [name for name in jobs_of(table) if options.only in name]
+        if table == "native" and options.seed is not None:
+            table = "drawn"
+            kernel_report.drop(options.output, table, options.threads)
+        names = [name for name in jobs_of(table, options.seed) if options.only in name]
         for rows in measure_table(table, names, options.threads, plan):
             kernel_report.update(options.output, rows)
             for row in rows:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import kernel_report, kernel_tables
+from benchmarks import kernel_report, kernel_tables, native_kernels
 from benchmarks.kernel_report import KernelRow
 from tc.measure.harness import Plan, Ratio
 from tc.measure.machine import FORK_JOIN_JOBS, fma_limit, fork_join_programs, stream_limit
@@ -147,3 +147,31 @@ def test_fork_join_programs_run() -> None:
     together.step()
 
     assert FORK_JOIN_JOBS > 0
+
+
+def test_other_operators_have_three_sizes_each_which_a_seed_draws() -> None:
+    names = native_kernels.names()
+    drawn = native_kernels.names(3)
+
+    assert len(set(names)) == len(names) == 3 * len(native_kernels.KERNELS)
+    assert drawn == native_kernels.names(3)
+    assert sum(a != b for a, b in zip(names, drawn, strict=True)) > 0.9 * len(names)
+    for name in names[::3]:
+        model, arrays, _, _ = native_kernels.make(name)
+        assert [value.name for value in model.graph.input] == list(arrays), name
+
+
+def test_peers_that_do_not_run_an_operator_are_named_beside_its_row(tmp_path: Path) -> None:
+    for package in ("onnxruntime", "openvino", "threadpoolctl"):
+        pytest.importorskip(package)
+
+    (found,) = kernel_tables.measure_job("native", "trees: 2x3x2", 1, QUICK)
+
+    assert found.peers == ("onnxruntime",)
+    assert found.left_out == ("openvino does not run it",)
+    kernel_report.update(tmp_path, [found])
+    (kept,) = kernel_report.read_rows(tmp_path / "KERNELS.json")
+    assert kept == found
+    assert "- openvino does not run it: trees: 2x3x2" in kernel_report.as_markdown([kept])
+    kernel_report.drop(tmp_path, "native", 1)
+    assert not kernel_report.read_rows(tmp_path / "KERNELS.json")
