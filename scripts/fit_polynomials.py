@@ -57,12 +57,12 @@ def main() -> None:
         "log: (log(1 + f) - f + f^2/2) / f^3",
         fit(near_zero(lambda f: (mp.log(1 + f) - f + f * f / 2) / f**3, 1 / 3), lambda f: f * f, -0.2929, 0.4143, 8),
     )
+    show("tanh: (exp(r) - 1 - r) / r^2", fit(lambda r: (mp.exp(r) - 1 - r) / r**2, lambda r: abs(r), -0.3466, 0.3466, 4))
     show(
-        "tanh: (tanh(x) - x) / x^3 in x^2",
-        fit(near_zero(lambda s: (mp.tanh(mp.sqrt(s)) - mp.sqrt(s)) / mp.sqrt(s) ** 3, -1 / 3), lambda s: s, 1e-9, 0.4, 5),
+        "erf: log2(1 - erf(a)) / a in a",
+        fit(lambda a: mp.log(mp.erfc(a), 2) / a, lambda a: a * float(mp.erfc(a) / mp.erf(a)) * math.log(2), 1e-7, 4.0, 8),
     )
-    show("erf: erf(x) / x in x^2", fit(lambda s: mp.erf(mp.sqrt(s)) / mp.sqrt(s), lambda s: 1.0, 1e-12, 0.95, 6))
-    show("erf: log(1 - erf(a)) in a", fit(lambda a: mp.log(mp.erfc(a)), lambda a: float(mp.erfc(a)), 0.9, 4.0, 8))
+    show("erf: (2^r - 1) / r", fit(lambda r: (mp.mpf(2) ** r - 1) / r, lambda r: 1.0, -0.5, 0.5, 5))
     show_f32_libm()
 
 
@@ -80,6 +80,8 @@ def show_f32_libm() -> None:
     show("exp: (exp(r) - 1 - r - r^2/2) / r^3", fit(lambda r: (mp.exp(r) - 1 - r - r * r / 2) / r**3, lambda r: r * r, -0.36, 0.36, 4))
     series = of_square(lambda s: (mp.log((1 + s) / (1 - s)) - 2 * s) / s**3)
     show("log: (log((1 + s) / (1 - s)) - 2 s) / s^3 in s^2", fit(series, lambda t: t, 1e-9, 0.0295, 3))
+    show("atan: (atan(t) - t) / t^3 in t^2", fit(of_square(lambda t: (mp.atan(t) - t) / t**3), lambda s: s, 1e-6, 1.0, 8))
+    show("asin: (asin(t) - t) / t^3 in t^2", fit(of_square(lambda t: (mp.asin(t) - t) / t**3), lambda s: s, 1e-6, 0.25, 4))
 
 
 if __name__ == "__main__":

@@ -167,6 +167,7 @@ def _float_functions(dtype: DType) -> dict[str, Callable[..., Scalar]]:
 
 _IN_FLOAT64: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
+    "decay": np.exp,
     "exp_brief": np.exp,
     "exp2": np.exp2,
     "log": np.log,

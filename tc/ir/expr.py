@@ -299,7 +299,7 @@ class MathCall(Expr):
 MATH_CALLS: dict[str, int] = {
     **dict.fromkeys(
         "exp exp2 log log2 log1p expm1 tanh erf normal_cdf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt "
-        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32 exp_brief float_bits".split(),
+        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32 decay exp_brief float_bits".split(),
         1,
     ),
     **dict.fromkeys("pow fmod bit_and bit_or bit_xor shift_left shift_right".split(), 2),
@@ -313,6 +313,7 @@ threads that run the iterations of a parallel loop, from 0: the same in one iter
 has 11 significant bits, of two the one with the greater magnitude: what a matrix instruction on tf32 takes; NaN and infinities stay.
 `bounded_quotient(x, y, inverse, low, high)` is min(max(x, low), high) / y, NaN being low, of f32; y lies between 2^-60 and 2^60, inverse
 is 1 / y, and low / y and high / y are below 2^20: so the quotient is found by products.
+`decay(x)` is exp(x) for x at most 0; what is no normal number may be 0.
 `exp_brief(x)` is exp(x) for what is rounded to 16 bits: off by no more than 2^-22 (1 + |x|) of it, and 0 where it is no normal number.
 `float_bits(x)` is the u32 or u64 that an f32 or f64 is in memory."""
 

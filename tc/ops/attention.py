@@ -176,7 +176,7 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
 
     scores = te.reduce("sum", (*lead, rows, columns), (depth,), product, "scores")
     masked = te.compute(scores.shape, lambda *axes: _stepped(scores[axes], axes, scores.shape, tensors[3:], attrs), "masked")
-    power = "exp_brief" if attrs.rounded else "exp"
+    power = "exp_brief" if attrs.rounded else "decay"
     # a NaN that the maximum passes over reaches the sum through its own exponential
     top = te.reduce("max_number", (*lead, rows), (columns,), lambda *axes: masked[axes], "top")
     powers = te.compute(scores.shape, lambda *axes: call(power, masked[axes] - top[axes[:-1]]), "powers")

@@ -297,7 +297,7 @@ def _softmax_parts(x: Tensor, axis: int, dtype: DType) -> tuple[Tensor, Tensor, 
         return [const(0) if d == axis else place for d, place in enumerate(places)]
 
     powers = te.compute(
-        x.shape, lambda *places: call("exp", cast(x[places], dtype) - top[tuple(pinned(places))]), "softmax_exp"
+        x.shape, lambda *places: call("decay", cast(x[places], dtype) - top[tuple(pinned(places))]), "softmax_exp"
     )
     return top, powers, pinned
 

@@ -303,7 +303,8 @@ def rebase_parts(func: PrimFunc, block: str, length: int) -> PrimFunc:
     store = _store_of(powers) if powers is not None else None
     match store:
         case Store(
-            indices=places, value=MathCall(name="exp" | "exp_brief" as power, args=(Sub(lhs=x, rhs=Load(buffer=buffer, indices=own)),))
+            indices=places,
+            value=MathCall(name="exp" | "decay" | "exp_brief" as power, args=(Sub(lhs=x, rhs=Load(buffer=buffer, indices=own)),)),
         ) if buffer is top:
             along = [index for index in places if isinstance(index, Var) and index not in own]
         case _:
@@ -462,7 +463,9 @@ def _carriers(loops: tuple[Place, ...], top: Buffer) -> tuple[Block, dict[Buffer
             continue
         store = _store_of(block)
         match store.value:
-            case MathCall(name="exp" | "exp_brief", args=(Sub(lhs=lhs, rhs=Load(buffer=buffer, indices=indices)),)) if buffer is top:
+            case MathCall(
+                name="exp" | "decay" | "exp_brief", args=(Sub(lhs=lhs, rhs=Load(buffer=buffer, indices=indices)),)
+            ) if buffer is top:
                 if top not in buffers_read(lhs):
                     powers.append(block)
                     found[store.buffer] = _Carrier(store.indices, indices)

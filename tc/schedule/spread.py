@@ -346,7 +346,7 @@ def _axis_at(block: Block, buffer: Buffer, place: int) -> int:
 
 def _is_exponential(block: Block, source: Buffer, top: Buffer) -> bool:
     match block.body:
-        case Store(value=MathCall(name="exp" | "exp_brief", args=(Sub(lhs=Load(buffer=lhs), rhs=Load(buffer=rhs)),))):
+        case Store(value=MathCall(name="exp" | "decay" | "exp_brief", args=(Sub(lhs=Load(buffer=lhs), rhs=Load(buffer=rhs)),))):
             return lhs is source and rhs is top
     return False
 

@@ -210,6 +210,64 @@ def _turned(turns: Value, r: Number, low: Number) -> tuple[Number, Number]:
     return sine.where(for_sine, -sine), cosine.where(for_cosine, -cosine)
 
 
+_ATAN = [
+    -0.33333301866959253, 0.19998638627339013, -0.1426524541498408, 0.10957576197682585, -0.08419458818906446,
+    0.058234542028501285, -0.03145569166215707, 0.011064435066870763, -0.0018272115789918705,
+]  # fmt: skip
+_ASIN = [0.16666753928006992, 0.07495241771017785, 0.04547709857875161, 0.024147602846942798, 0.04221856322382595]
+_HALF_PI = (1.5707963705062866, -4.371139000186241e-08)
+_PI = (3.1415927410125732, -8.742278000372482e-08)
+
+
+def _atan(x: Number) -> Number:
+    """Of numbers up to 1 a series; of others pi / 2 less that of their inverse, a quotient whose rest is known."""
+    b, size = x.b, x.math("abs")
+    is_far = size.test("ogt", 1.0)
+    inverse = 1.0 / size
+    lost = (-inverse).fma(size, 1.0) * inverse
+    lost = lost.where(inverse.test("ult", 2.0**-100), 0.0)  # of infinity there is no rest
+    t = size.where(is_far, inverse)
+    square = t * t
+    tail = t * square * square.series(_ATAN)
+    first = _HALF_PI[0] - t
+    far = first + ((_HALF_PI[0] - first) - t + (_HALF_PI[1] - (tail + lost)))
+    return either(b, is_far, far, t + tail).with_sign_of(x)
+
+
+def _half_angle(size: Number) -> tuple[Value, Number, Number]:
+    """Whether a number is above 1/2; it, or the root of half of what it lacks to 1; the arcsine of that less itself."""
+    is_far = size.test("ogt", 0.5)
+    square = (size * size).where(is_far, (1.0 - size) * 0.5)
+    t = size.where(is_far, square.math("sqrt"))
+    return is_far, t, t * square * square.series(_ASIN)
+
+
+def _asin(x: Number) -> Number:
+    """Beyond 1/2 it is pi / 2 less twice the arcsine of a root."""
+    is_far, t, tail = _half_angle(x.math("abs"))
+    twice = t + t
+    first = _HALF_PI[0] - twice
+    far = first + ((_HALF_PI[0] - first) - twice + (_HALF_PI[1] - (tail + tail)))
+    return either(x.b, is_far, far, t + tail).with_sign_of(x)
+
+
+def _acos(x: Number) -> Number:
+    """pi / 2 less the arcsine; beyond 1/2 twice the arcsine of a root, or pi less that."""
+    b, is_negative = x.b, x.test("olt", 0.0)
+    is_far, t, tail = _half_angle(x.math("abs"))
+
+    def one_of(near: float, above: float, below: float) -> Number:
+        far = b.select(is_negative, b.float(below, x.v), b.float(above, x.v))
+        return Number(b, b.select(is_far, far, b.float(near, x.v)))
+
+    base, low = one_of(_HALF_PI[0], 0.0, _PI[0]), one_of(_HALF_PI[1], 0.0, _PI[1])
+    turned = either(b, is_negative, t, -t)
+    factor = either(b, is_far, Number(b, b.float(-2.0, x.v)), Number(b, b.float(1.0, x.v)))
+    term, rest = turned * factor, either(b, is_negative, tail, -tail) * factor
+    first, lost = _sum(base, term)
+    return first + (rest + (low + lost))
+
+
 # -- powers
 
 _ATANH = [0.6666666269302368, 0.4000033736228943, 0.2853716015815735, 0.2358517348766327]
@@ -277,5 +335,8 @@ F32_FUNCTIONS: dict[str, Callable[..., Number]] = {
     "log1p": _log1p,
     "sin": lambda x: _sin_cos(x)[0].where(x.test("oeq", 0.0), x),
     "cos": lambda x: _sin_cos(x)[1],
+    "atan": _atan,
+    "asin": _asin,
+    "acos": _acos,
     "pow": _pow,
 }

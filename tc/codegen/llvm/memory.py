@@ -362,7 +362,10 @@ class MemoryEmitter(PlaceEmitter):
                 old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
                 value = self.b.select(self.b.splat(self.mask, lanes), value, old)
             if self.mask is None or buffer.scope == "register":
-                self.store_at(buffer, pointer, value)
+                if buffer.scope == "local":
+                    self._store_parts(buffer, uniform, known, value)
+                else:
+                    self.store_at(buffer, pointer, value)
                 self._stored(buffer, uniform, known, value)
                 return
             self._stored(buffer, uniform, known, None)
@@ -379,6 +382,15 @@ class MemoryEmitter(PlaceEmitter):
         name = f"llvm.masked.scatter.v{lanes}{_short(element)}.v{lanes}p0"
         self.module.declare(name, "void", [value.type, f"<{lanes} x ptr>", f"<{lanes} x i1>"])
         self.b.emit_void(f"call void @{name}({value}, <{lanes} x ptr> align {align} {pointers.text}, {mask})")
+
+    def _store_parts(self, buffer: Buffer, uniform: Value, known: int, value: Value) -> None:
+        """Store a vector in parts that registers hold: LLVM finds these again where they are read, but parts of wider ones by shifts."""
+        lanes = self._register_bytes() // buffer.dtype.size_bytes
+        if value.lanes <= lanes or value.lanes % lanes:
+            lanes = value.lanes
+        for first in range(0, value.lanes, lanes):
+            part = value if lanes == value.lanes else self.b.shuffled(value, value, range(first, first + lanes))
+            self.store_at(buffer, self.pointer_to(buffer, uniform, known + first), part)
 
     def _register_bytes(self) -> int:
         """Of the widest vectors of the target."""

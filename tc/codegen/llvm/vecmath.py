@@ -18,16 +18,20 @@ from tc.errors import CodegenError
 
 MATH_ULPS: dict[str, float] = {
     "exp": 2.0,
+    "decay": 2.0,
     "log": 2.0,
     "tanh": 3.0,
     "erf": 3.0,
     "sigmoid": 4.0,
     "sqrt": 0.5,
     "rsqrt": 1.5,
+    "atan": 1.5,
+    "asin": 1.5,
+    "acos": 1.5,
 }
 """Largest error of the f32 functions written here, in units in the last place of the result. Others, and exp in f64: about 1.
 
-`normal_cdf` is right to 1e-7, absolute."""
+`normal_cdf` is right to 1.1e-7, absolute."""
 
 _LIBM = {
     "exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
@@ -53,7 +57,7 @@ def emit_math(b: FunctionBuilder, name: str, *args: Value) -> Value:
         return _SIMPLE[name](b, *args)
     if first.element == "float" and name in _FAST:
         return _FAST[name](b, *args)
-    if first.element == "double" and name == "exp":
+    if first.element == "double" and name in ("exp", "decay"):
         return _exp_double(b, first)
     if name == "sigmoid":
         one = b.float(1.0, first)
@@ -106,6 +110,24 @@ def _polynomial(b: FunctionBuilder, x: Value, coefficients: tuple[float, ...]) -
     return result
 
 
+def _paired(b: FunctionBuilder, x: Value, square: Value, coefficients: tuple[float, ...]) -> Value:
+    """A polynomial by pairs of coefficients, in half as many steps that wait for each other: time passes with waiting in functions that
+    are nothing but one chain."""
+    pairs = []
+    for k in range(0, len(coefficients), 2):
+        low = b.float(coefficients[k], x)
+        if k + 1 == len(coefficients):
+            pairs.append(low)
+        elif coefficients[k + 1] == 1.0:
+            pairs.append(b.binary("fadd", x, low))
+        else:
+            pairs.append(b.fma(x, b.float(coefficients[k + 1], x), low))
+    result = pairs[-1]
+    for pair in reversed(pairs[:-1]):
+        result = b.fma(result, square, pair)
+    return result
+
+
 _EXP = (
     1.0, 1.0, 0.4999999403953552, 0.16666431725025177, 0.04166800156235695, 0.00837415549904108, 0.0013843653723597527,
 )  # fmt: skip
@@ -126,10 +148,21 @@ def _exp(b: FunctionBuilder, x: Value) -> Value:
     clamped = x if masked else b.select(stays, x, zero)
     clamped = b.select(b.compare("fcmp ogt", clamped, high), high, clamped)
     n, shifted, r = _reduced(b, clamped, _MAGIC, _LN2_HIGH, _LN2_LOW)
-    p = _polynomial(b, r, _EXP)
+    p = _paired(b, r, b.binary("fmul", r, r), _EXP)
     if masked:
         return _scalef(b, p, n, zero, stays)
-    return b.select(stays, _scaled(b, p, n, shifted), zero)
+    return _scaled(b, p, n, shifted, stays)
+
+
+def _decay(b: FunctionBuilder, x: Value) -> Value:
+    """2^n * exp(r), the power made by integers, of which those below 0 are 0: nothing underflows."""
+    lowest = b.float(-180.0, x)
+    capped = b.select(b.compare("fcmp olt", x, lowest), lowest, x)
+    _, shifted, r = _reduced(b, capped, _MAGIC, _LN2_HIGH, _LN2_LOW)
+    power = b.bitcast(_power_of_two(b, shifted), "i32")
+    zero = b.int(0, power)
+    power = b.select(b.compare("icmp sgt", power, zero), power, zero)
+    return b.binary("fmul", _paired(b, r, b.binary("fmul", r, r), _EXP), b.bitcast(power, "float"))
 
 
 def _exp_brief(b: FunctionBuilder, x: Value) -> Value:
@@ -175,15 +208,20 @@ def _exp_double(b: FunctionBuilder, x: Value) -> Value:
     return b.select(stays, p, zero)
 
 
-def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value) -> Value:
-    """p * 2^n, rounded once. `shifted` is n + _MAGIC."""
+def _scaled(b: FunctionBuilder, p: Value, n: Value, shifted: Value, stays: Value | None = None) -> Value:
+    """p * 2^n, rounded once; 0 where `stays` is false. `shifted` is n + _MAGIC, p is about 1.
+
+    In two steps: the first power is a normal number, and leaves p one; the second is a constant.
+    """
     if _has_scalef(b, p):
         return _scalef(b, p, n)
-    bits = b.bitcast(shifted, "i32")
-    whole = b.binary("sub", bits, b.int(0x4B400000, bits))  # the bits of _MAGIC
-    half = b.binary("ashr", whole, b.int(1, whole))  # in two steps: each power is a normal number
-    once = b.binary("fmul", p, _power_of_two(b, half))
-    return b.binary("fmul", once, _power_of_two(b, b.binary("sub", whole, half)))
+    bits, is_low = b.bitcast(shifted, "i32"), b.compare("fcmp olt", n, b.float(-64.0, n))
+    bias = b.select(is_low, b.int((127 + 64) << 23, bits), b.int((127 - 1) << 23, bits))
+    power = b.bitcast(b.binary("add", b.binary("shl", bits, b.int(23, bits)), bias), "float")  # _MAGIC has no bits there
+    factor = b.select(is_low, b.float(2.0**-64, p), b.float(2.0, p))
+    if stays is not None:
+        factor = b.select(stays, factor, b.float(0.0, p))
+    return b.binary("fmul", b.binary("fmul", p, power), factor)
 
 
 def _has_scalef(b: FunctionBuilder, x: Value) -> bool:
@@ -201,10 +239,10 @@ def _scalef(b: FunctionBuilder, p: Value, n: Value, zero: Value | None = None, w
     return b.emit(f"call {p.type} @{name}({p}, {n}, {zero or p}, {mask}, i32 4)", p.element, p.lanes)
 
 
-def _power_of_two(b: FunctionBuilder, n: Value) -> Value:
-    """2.0 ** n for -126 <= n <= 127."""
-    biased = b.binary("add", n, b.int(127, n))
-    return b.bitcast(b.binary("shl", biased, b.int(23, n)), "float")
+def _power_of_two(b: FunctionBuilder, shifted: Value) -> Value:
+    """2.0 ** n for -126 <= n <= 127, given n + _MAGIC."""
+    bits = b.bitcast(shifted, "i32")
+    return b.bitcast(b.binary("add", b.binary("shl", bits, b.int(23, bits)), b.int(127 << 23, bits)), "float")
 
 
 _LOG = (
@@ -235,43 +273,47 @@ def _log(b: FunctionBuilder, x: Value) -> Value:
     return b.select(bad, b.select(_is_nan(b, x), x, b.float(math.nan, x)), result)
 
 
-_TANH = (
-    -0.3333333134651184, 0.13333195447921753, -0.053945377469062805, 0.021692607551813126, -0.008156280033290386,
-    0.002122745616361499,
-)  # fmt: skip
+_EXPM1 = (0.5, 0.1666654348373413, 0.04166628047823906, 0.008366581983864307, 0.0013946447288617492)
+"""Of (exp(r) - 1 - r) / r^2."""
 
 
 def _tanh(b: FunctionBuilder, x: Value) -> Value:
-    """x + x^3 P(x^2) near zero, 1 - 2 / (exp(2x) + 1) elsewhere."""
-    size = b.intrinsic("fabs", x)
-    square = b.binary("fmul", x, x)
-    near = b.fma(b.binary("fmul", _polynomial(b, square, _TANH), square), x, x)
-    one = b.float(1.0, x)
-    grown = b.binary("fadd", _exp(b, b.binary("fadd", size, size)), one)
-    far = b.binary("fsub", one, b.binary("fdiv", b.float(2.0, x), grown))
-    far = b.intrinsic("copysign", far, x)
-    return b.select(b.compare("fcmp olt", size, b.float(0.625, x)), near, far)
+    """m / (m + 2) with m = exp(2 |x|) - 1 = 2^n (exp(r) - 1) + 2^n - 1, which is right near zero too; beyond 10 it is 1 in f32."""
+    size, top = b.intrinsic("fabs", x), b.float(20.0, x)
+    twice = b.binary("fadd", size, size)
+    capped = b.select(b.compare("fcmp ogt", twice, top), top, twice)
+    shifted = b.fma(capped, b.float(1.0 / math.log(2.0), x), b.float(_MAGIC, x))
+    n = b.binary("fsub", shifted, b.float(_MAGIC, x))
+    r = b.fma(n, b.float(-math.log(2.0), x), capped)
+    square = b.binary("fmul", r, r)
+    part = b.fma(square, _paired(b, r, square, _EXPM1), r)
+    power = _power_of_two(b, shifted)
+    more = b.fma(power, part, b.binary("fadd", power, b.float(-1.0, x)))
+    return b.intrinsic("copysign", b.binary("fdiv", more, b.binary("fadd", more, b.float(2.0, x))), x)
 
 
-_ERF_NEAR = (
-    1.128379225730896, -0.3761262893676758, 0.11283640563488007, -0.0268564410507679, 0.005193937104195356,
-    -0.0008065106812864542, 8.054630598053336e-05,
+_ERF = (
+    -1.6279070377349854, -0.9184476137161255, -0.14827705919742584, 0.027632027864456177, 0.00023140893608797342,
+    -0.002405019011348486, 0.0009129946120083332, -0.00016972167941275984, 1.3354109796637204e-05,
 )  # fmt: skip
-_ERF_FAR = (
-    0.00015338085358962417, -1.1293970346450806, -0.6336273550987244, -0.10790567845106125, 0.024812772870063782,
-    -0.004013384692370892, 0.00038478182977996767, -1.2329337550909258e-05, -6.628614528381149e-07,
+"""Of log2(1 - erf(a)) / a."""
+_EXP2M1 = (
+    0.6931471824645996, 0.24022650718688965, 0.055503569543361664, 0.009618030861020088, 0.0013390866806730628, 0.0001546973508084193,
 )  # fmt: skip
+"""Of (2^r - 1) / r."""
 
 
 def _erf(b: FunctionBuilder, x: Value) -> Value:
-    """x P(x^2) near zero, 1 - exp(Q(|x|)) elsewhere; beyond 4 it is 1 in f32."""
-    size = b.intrinsic("fabs", x)
-    near = b.binary("fmul", _polynomial(b, b.binary("fmul", x, x), _ERF_NEAR), x)
-    four = b.float(4.0, x)
+    """1 - 2^Q(|x|), as -(2^n (2^r - 1) + 2^n - 1), which is right near zero too; beyond 4 it is 1 in f32."""
+    size, four = b.intrinsic("fabs", x), b.float(4.0, x)
     capped = b.select(b.compare("fcmp ogt", size, four), four, size)
-    far = b.binary("fsub", b.float(1.0, x), _exp(b, _polynomial(b, capped, _ERF_FAR)))
-    far = b.intrinsic("copysign", far, x)
-    return b.select(b.compare("fcmp olt", size, b.float(0.95, x)), near, far)
+    exponent = b.binary("fmul", _paired(b, capped, b.binary("fmul", capped, capped), _ERF), capped)
+    shifted = b.binary("fadd", exponent, b.float(_MAGIC, x))
+    r = b.binary("fsub", exponent, b.binary("fsub", shifted, b.float(_MAGIC, x)))
+    power = _power_of_two(b, shifted)
+    part = b.binary("fmul", _paired(b, r, b.binary("fmul", r, r), _EXP2M1), r)
+    less = b.fma(power, part, b.binary("fadd", power, b.float(-1.0, x)))
+    return b.intrinsic("copysign", less, x)
 
 
 def _sigmoid(b: FunctionBuilder, x: Value) -> Value:
@@ -318,6 +360,7 @@ _SIMPLE: dict[str, Callable[..., Value]] = {
 }
 _FAST: dict[str, Callable[..., Value]] = {
     "exp": _exp,
+    "decay": _decay,
     "log": _log,
     "tanh": _tanh,
     "erf": _erf,

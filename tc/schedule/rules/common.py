@@ -18,7 +18,7 @@ from tc.target import Target
 
 MOST_VECTORS = 8
 """Vectors of its widest type in which an elementwise block of narrower ones may compute at once, of 32 registers. A function or a division
-needs several for each."""
+needs several for each, but one whose steps all wait for the one before needs few, and lets the next vector fill the time."""
 
 TASK_ELEMENTS = 16384
 """Elements that one parallel task should at least touch: about 5 us of streaming, several times a fork and join."""
@@ -134,9 +134,9 @@ def lanes_for(info: BlockInfo, target: Target) -> int:
 def stream_lanes(info: BlockInfo, target: Target, extent: int | None = None) -> int:
     """Lanes of a vector of the narrowest type that an elementwise block loads or stores, for a loop of `extent` iterations.
 
-    What is wider is computed in several vectors, no more than registers hold. Where an operand is not contiguous along the last axis, or
-    is found through memory, its lanes are loaded one by one or shuffled, and there are as many as in `lanes_for`; not where it is a table
-    that registers hold.
+    What is wider is computed in several vectors, no more than registers hold; as many compute functions that are chains of steps. Where
+    an operand is not contiguous along the last axis, or is found through memory, its lanes are loaded one by one or shuffled, and there
+    are as many as in `lanes_for`; not where it is a table that registers hold.
     """
     least = lanes_for(info, target)
     accesses: list[Load | Store] = [*loads_of(info), *info.writes]
@@ -146,9 +146,14 @@ def stream_lanes(info: BlockInfo, target: Target, extent: int | None = None) -> 
     if last is None or len(info.writes) != 1 or not all(_is_streamed(access, last) for access in accesses):
         return least
     value = info.writes[0].value
-    lanes = target.vector_bits // max(8, min(access.buffer.dtype.bits for access in accesses))
-    registers = (MOST_VECTORS if target.vector_bits == 512 else MOST_VECTORS // 2) // (2 if is_function(value) else 1)
-    while lanes > least and (lanes * _widest_bits(value) > registers * target.vector_bits or (extent is not None and lanes > extent)):
+    lanes, widest = target.vector_bits // max(8, min(access.buffer.dtype.bits for access in accesses)), _widest_bits(value)
+    registers = MOST_VECTORS if target.vector_bits == 512 else MOST_VECTORS // 2
+    if is_chain(value):
+        registers = min(registers, 4)
+        lanes = max(lanes, registers * target.vector_bits // widest)
+    elif is_function(value):
+        registers //= 2
+    while lanes > least and (lanes * widest > registers * target.vector_bits or (extent is not None and lanes > extent)):
         lanes //= 2
     return max(lanes, least)
 
@@ -159,7 +164,21 @@ _FEW_INSTRUCTIONS = frozenset("fma floor ceil round trunc abs sign isnan isinf".
 def is_function(value: Expr) -> bool:
     """Whether something is computed that takes many instructions and registers."""
     calls = any(isinstance(node, MathCall) and node.name not in _FEW_INSTRUCTIONS for node in walk(value))
-    return calls or any(isinstance(node, (Div, FloorDiv)) and not node.dtype.is_float for node in walk(value))
+    return calls or _divides_integers(value)
+
+
+_CHAINS = frozenset("exp decay log tanh erf sigmoid normal_cdf".split())
+"""Functions of f32 that are one polynomial, and little beside it."""
+
+
+def is_chain(value: Expr) -> bool:
+    """Whether the functions that are computed hold few registers, and most of their steps wait for the one before."""
+    names = {node.name for node in walk(value) if isinstance(node, MathCall)} - _FEW_INSTRUCTIONS
+    return bool(names) and names <= _CHAINS and not _divides_integers(value) and _widest_bits(value) <= 32
+
+
+def _divides_integers(value: Expr) -> bool:
+    return any(isinstance(node, (Div, FloorDiv)) and not node.dtype.is_float for node in walk(value))
 
 
 def _is_streamed(access: Load | Store, axis: Var) -> bool:

@@ -16,6 +16,7 @@ from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, block_infos, consumers
 from tc.schedule.rules.common import (
     extent_value,
+    is_chain,
     is_heavy,
     is_large,
     known_product,
@@ -265,12 +266,16 @@ class _Version:
         return bool(readers and readers[0].reduction_axes) and len(readers[0].written_buffers) == 1
 
     def _into_reduction(self, name: str) -> str | None:
-        """Move a block to the vectors of its first reader, a reduction; the innermost loop around it then, None where it stays."""
-        (buffer,) = block_info(self.schedule, name).written_buffers
-        reader = next(consumers(self.infos(), buffer))
+        """Move a block to the vectors of its first reader, a reduction; the innermost loop around it then, None where it stays.
+
+        What is a chain of steps is computed for all vectors that accumulate side by side, so that their steps fill each other's time.
+        """
+        info = block_info(self.schedule, name)
+        reader = next(consumers(self.infos(), info.writes[0].buffer))
         if not reader.reduction_axes or len(reader.loops) < 2 or reader.loops[-1].kind is not LoopKind.VECTORIZED:
             return None
-        anchor = reader.loops[-2].var.name
+        few = 3 if len(reader.loops) > 2 and reader.loops[-2].kind is LoopKind.UNROLLED and is_chain(info.writes[0].value) else 2
+        anchor = reader.loops[-few].var.name
         return anchor if is_moved(self.schedule, name, anchor) else None
 
     def _compute_at(self, name: str, anchor: str) -> None:

@@ -135,7 +135,13 @@ def functions(lanes: int) -> Iterator[Program]:
                 continue
             result = result_of_call(name, dtype)
             exact = not dtype.is_float or name in EXACT
-            yield elementwise(f"{name}_{dtype}", (dtype,) * count, result, lambda *x, n=name, r=result: MathCall(n, x, r), exact, lanes)
+
+            def called(*x: Expr, name: str = name, result: DType = result) -> Expr:
+                if name == "decay":  # of nothing above 0
+                    x = (MathCall("abs", x, result) * -1.0,)
+                return MathCall(name, x, result)
+
+            yield elementwise(f"{name}_{dtype}", (dtype,) * count, result, called, exact, lanes)
 
 
 _BITS = ("bit_and", "bit_or", "bit_xor", "bit_not")
