@@ -47,6 +47,7 @@ from tc.passes.loop import (
     check_accesses,
     compact_buffers,
     compute_in_outputs,
+    cut_borders,
     distribute_threads,
     exchange_lanes,
     hoist_guards,
@@ -78,7 +79,7 @@ REGISTERED = (
     *(integer_products, narrow_floats, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(exchange_lanes, interleave_stores),
+    *(cut_borders, exchange_lanes, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )
@@ -163,6 +164,7 @@ FINISH = """
     compute_in_outputs,
     compact_buffers,                # before loops are cut in two: each part then gets a buffer of its own
     partition_loops,
+    cut_borders,
     hoist_guards,
     simplify_loops,
     lift_workspace,

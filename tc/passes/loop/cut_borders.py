@@ -1,0 +1,200 @@
+"""Cut loops that copy where what they choose between changes: in the middle of a padded image nothing is chosen any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import islice
+
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.dtype import i64
+from tc.ir.expr import (
+    Const,
+    Expr,
+    Le,
+    Load,
+    Lt,
+    Max,
+    Min,
+    Select,
+    Var,
+    conjuncts,
+    const,
+    equal,
+    logical_and,
+    maximum,
+    minimum,
+)
+from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store, seq
+from tc.ir.node import Node, children, replace, substitute, transform, walk
+from tc.ir.structural import fresh_binders
+from tc.ir.uses import reads_memory, variables
+from tc.passes.loop.simplify_loops import simplify_statement
+from tc.passes.manager import loop_pass
+
+MOST_NODES = 400
+"""Of a loop that is cut: there are up to three copies of it, and of those inside of its middle."""
+
+LEAST_MIDDLE = 3
+"""Iterations that the middle must have, and as many as all others together."""
+
+
+@loop_pass
+def cut_borders(func: PrimFunc) -> PrimFunc:
+    """Split loops over copies into the iterations where every condition of a choice holds, and those before and after.
+
+        for i in range(n + 2):                                        B[0] = 0.0
+            B[i] = select(1 <= i and i <= n, A[i - 1], 0.0)    =>     for i in range(n): B[i + 1] = A[i]
+                                                                      B[n + 1] = 0.0
+
+    A least or largest index is a choice too. What no iteration of a loop decides is asked once before it. Conditions that read memory
+    stay, and so do loops that compute sums.
+    """
+    return replace(func, body=_cut(func.body, Facts.of(func.facts), frozenset(func.dims)))
+
+
+def _cut(stmt: Stmt, facts: Facts, dims: frozenset[Var], *, at_end: bool = False) -> Stmt:
+    """`at_end`: before or after the middle of a loop that was cut, where unrolled loops are cut too."""
+    if isinstance(stmt, For):
+        return _cut_loop(stmt, facts, dims, at_end)
+    if isinstance(stmt, Seq):
+        cut = tuple(_cut(child, facts, dims, at_end=at_end) for child in stmt.stmts)
+        return stmt if cut == stmt.stmts else seq(*cut)
+    parts = ((name, getattr(stmt, name, None)) for name in ("body", "then_body", "else_body"))
+    return replace(stmt, **{name: _cut(child, facts, dims, at_end=at_end) for name, child in parts if isinstance(child, Stmt)})
+
+
+def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
+    if loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and (loop.kind is LoopKind.SERIAL or at_end) and _is_copy(loop):
+        free = [] if at_end else _decided_before(loop)
+        if free:
+            return If(logical_and(*free), _cut_loop(fresh_binders(_without(loop, free)), facts, dims, at_end), loop)
+        middle = _middle(loop, facts, dims, 1 if at_end else LEAST_MIDDLE)
+        if middle is not None:
+            return _split(loop, *middle, facts, dims)
+    return replace(loop, body=_cut(loop.body, facts.with_range(loop.var, loop.extent), dims, at_end=at_end))
+
+
+def _is_copy(loop: For) -> bool:
+    """Whether all that a loop does is to store what it reads elsewhere, and little code says what."""
+    nodes = list(islice(walk(loop), MOST_NODES))
+    if len(nodes) == MOST_NODES:
+        return False
+    written = {node.buffer for node in nodes if isinstance(node, Store)}
+    plain = all(isinstance(node, (For, Seq, Store, If)) for node in nodes if isinstance(node, Stmt))
+    return plain and not any(isinstance(node, Load) and node.buffer in written for node in nodes)
+
+
+def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
+    """Conditions of choices inside of a loop, one by one, with the extents of the loops inside that are around each."""
+
+    def visit(node: Node, inner: dict[Var, Expr]) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
+        if isinstance(node, For):
+            inner = {**inner, node.var: node.extent}
+        if isinstance(node, (Select, Max, Min)):
+            yield from ((part, inner) for part in _conditions(node) if not reads_memory(part))
+        for child in children(node):
+            yield from visit(child, inner)
+
+    yield from visit(loop.body, {})
+
+
+def _conditions(node: Select | Max | Min) -> list[Expr]:
+    """What decides what a node is: where all of it holds it is its first part."""
+    match node:
+        case Select(condition=condition):
+            return conjuncts(condition)
+        case Max(lhs=lhs, rhs=rhs) if node.dtype == i64:
+            return [rhs <= lhs]
+        case Min(lhs=lhs, rhs=rhs) if node.dtype == i64:
+            return [lhs <= rhs]
+    return []
+
+
+def _decided_before(loop: For) -> list[Expr]:
+    """What none of the iterations of an innermost loop decides, nor those of its vectors."""
+    if any(isinstance(node, For) and node.kind is not LoopKind.VECTORIZED for node in walk(loop.body)):
+        return []
+    selects = (part for node in walk(loop.body) if isinstance(node, Select) for part in conjuncts(node.condition))
+    wanted = set(selects)
+    found = (part for part, inner in _choices(loop) if variables(part) and not variables(part) & {loop.var, *inner})
+    return [part for part in dict.fromkeys(found) if part in wanted]
+
+
+def _without(loop: For, known: Collection[Expr]) -> For:
+    """The loop where conditions hold."""
+
+    def rewrite(node: Node) -> Node | None:
+        match node:
+            case Select(condition=condition, true_value=chosen):
+                kept = [part for part in conjuncts(condition) if part not in known]
+                if len(kept) == len(conjuncts(condition)):
+                    return None
+                return replace(node, condition=logical_and(*kept)) if kept else chosen
+            case Max(lhs=chosen) | Min(lhs=chosen) if any(part in known for part in _conditions(node)):
+                return chosen
+        return None
+
+    return transform(loop, rewrite)
+
+
+def _middle(loop: For, facts: Facts, dims: frozenset[Var], least: int) -> tuple[Expr, Expr, list[Expr]] | None:
+    """The first and the last but one iteration in which conditions hold whatever the loops inside do, and these; None for no such part."""
+    begin: list[Expr] = [const(0)]
+    end, known = [loop.extent], list[Expr]()
+    for part, inner in _choices(loop):
+        bound = _bound(part, loop.var, inner, dims)
+        if bound is not None:
+            (begin if bound[0] else end).append(bound[1])
+            known.append(part)
+    if not known:
+        return None
+    last = simplify(maximum(_of_all(minimum, end), 0), facts)
+    first = simplify(minimum(_of_all(maximum, begin), last), facts)
+    size = simplify(last - first, facts)
+    if loop.kind is LoopKind.UNROLLED and not (isinstance(first, Const) and isinstance(last, Const)):
+        return None
+    is_small = isinstance(size, Const) and size.value < max(least, int(loop.extent) / 2 if isinstance(loop.extent, Const) else 0)
+    return None if is_small else (first, last, known)
+
+
+def _of_all(combine: Callable[[Expr, Expr], Expr], values: Sequence[Expr]) -> Expr:
+    return reduce(combine, values[1:], values[0])
+
+
+def _bound(part: Expr, var: Var, inner: Mapping[Var, Expr], dims: frozenset[Var]) -> tuple[bool, Expr] | None:
+    """Where a condition `a * var + rest >= 0` begins to hold (True), or stops (False)."""
+    if not isinstance(part, (Lt, Le)) or part.lhs.dtype != i64:
+        return None
+    slack = part.rhs - part.lhs if isinstance(part, Le) else part.rhs - part.lhs - 1
+    form = linear_coefficients(simplify(slack), [var, *inner])
+    if form is None:
+        return None
+    coefficients, rest = form
+    own = coefficients.pop(var, None)
+    for each, coefficient in coefficients.items():
+        if not isinstance(coefficient, Const):
+            return None
+        if coefficient.value < 0:
+            rest = rest + coefficient * (inner[each] - 1)
+    if not isinstance(own, Const) or own.value == 0 or not variables(rest) <= dims or reads_memory(rest):
+        return None
+    if own.value > 0:
+        return True, (rest // const(own.value)) * -1
+    return False, rest // const(-own.value) + 1
+
+
+def _split(loop: For, first: Expr, last: Expr, known: Collection[Expr], facts: Facts, dims: frozenset[Var]) -> Stmt:
+    def part(begin: Expr, end: Expr, source: For, at_end: bool) -> Stmt:
+        copy, extent = fresh_binders(source), simplify(end - begin, facts)
+        if prove(equal(extent, 1), facts) is True:
+            return _cut(simplify_statement(substitute(copy.body, {copy.var: begin}), facts), facts, dims, at_end=at_end)
+        inside = facts.with_range(copy.var, extent)
+        body = simplify_statement(substitute(copy.body, {copy.var: copy.var + begin}), inside)
+        moved = replace(copy, extent=extent, body=body)
+        if prove(extent <= 0, facts) is True:
+            return Seq(())
+        return replace(moved, body=_cut(body, inside, dims, at_end=True)) if at_end else _cut_loop(moved, facts, dims, False)
+
+    middle = part(first, last, _without(loop, known), False)
+    return seq(part(const(0), first, loop, True), middle, part(last, loop.extent, loop, True))
