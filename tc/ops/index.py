@@ -12,7 +12,7 @@ from tc.errors import InputError, ShapeError
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, Load, Var, cast, const, equal, select
 from tc.ir.graph import Attrs
-from tc.ir.loop import For, Stmt, Store, seq
+from tc.ir.loop import For, LoopKind, Stmt, Store, seq
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, normalize_axis, operand, require_equal, require_within
 from tc.ops.registry import REQUIRED, OpDef, register
@@ -348,14 +348,36 @@ def loops_over(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str) 
     return stmt
 
 
+COPY_LANES = 16
+"""Elements side by side that are copied, or updated, at once."""
+
+
+def vectors_over(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str) -> Stmt:
+    """`loops_over`, the last axis in vectors as far as they go: there iterations have nothing to do with each other."""
+    *outer, last = extents
+    if isinstance(last, Const) and last.value < COPY_LANES:
+        return loops_over(extents, body, prefix)
+
+    def along(*axes: Expr) -> Stmt:
+        whole = last // COPY_LANES
+        few, lane, rest = (Var(f"{prefix}{len(outer)}{name}", i64) for name in ("", "_lane", "_rest"))
+        vectors = For(few, whole, For(lane, const(COPY_LANES), body(*axes, few * COPY_LANES + lane), LoopKind.VECTORIZED))
+        return seq(vectors, For(rest, last - whole * COPY_LANES, body(*axes, whole * COPY_LANES + rest)))
+
+    return loops_over(outer, along, prefix)
+
+
 Places = tuple[tuple[Expr, ...], Callable[[Expr], Expr]]
 """The indices of an element, and what makes a value depend on their being in range."""
 
 
 def _scatter(
-    x: Tensor, updates: Tensor, extents: Sequence[Expr], place: Callable[[Sequence[Expr]], Places], reduction: str, name: str
+    x: Tensor, updates: Tensor, extents: Sequence[Expr], place: Callable[[Sequence[Expr]], Places], reduction: str, name: str, in_rows: bool
 ) -> Tensor:
-    """Copy `x`, then apply the updates of the first `extents` along each axis one after the other, in row-major order."""
+    """Copy `x`, then apply the updates of the first `extents` along each axis one after the other, in row-major order.
+
+    `in_rows`: indices choose whole rows, whose elements stay in order.
+    """
 
     def body(out: Any) -> Stmt:
         def copy(*axes: Expr) -> Stmt:
@@ -365,7 +387,8 @@ def _scatter(
             at, checked = place(axes)
             return Store(out, at, checked(combine_updates(reduction, Load(out, at), updates[axes])))
 
-        return seq(loops_over(x.shape, copy, "c"), loops_over(extents, update, "u"))
+        updated = vectors_over(extents, update, "u") if in_rows else loops_over(extents, update, "u")
+        return seq(vectors_over(x.shape, copy, "c") if x.shape else copy(), updated)
 
     return te.raw([(name, x.shape, x.dtype)], body, name)[0]
 
@@ -379,7 +402,7 @@ def _compute_scatter_elements(tensors: Tensors, attrs: Attrs, types: Sequence[Te
         index, checked = place_of(indices[tuple(axes)], axis, x.shape[axis], attrs.in_range)
         return (*axes[:axis], index, *axes[axis + 1 :]), checked
 
-    return _scatter(x, updates, indices.shape, place, attrs.reduction, "scatter_elements")
+    return _scatter(x, updates, indices.shape, place, attrs.reduction, "scatter_elements", False)
 
 
 def _run_scatter_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
@@ -436,7 +459,7 @@ def _compute_scatter_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
 
         return (*(index for index, _ in found), *axes[rank:]), checked
 
-    return _scatter(x, updates, updates.shape, place, attrs.reduction, "scatter_nd")
+    return _scatter(x, updates, updates.shape, place, attrs.reduction, "scatter_nd", depth < len(x.shape))
 
 
 def _run_scatter_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
