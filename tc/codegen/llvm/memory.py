@@ -317,9 +317,10 @@ class MemoryEmitter(PlaceEmitter):
     def _lane_pointers(
         self, buffer: Buffer, uniform: Value, known: int, lane: Value | None, varying: Value | None
     ) -> Value:
+        """What all lanes share is part of the base, so that what is left may be known to be a number of 32 bits."""
         assert self.lane is not None
-        offsets = self.vector_offset(uniform, known, lane, varying)
-        base = self.state.pointers[buffer]
+        offsets = self.vector_offset(int_value(0), 0, lane, varying)
+        base = self.pointer_to(buffer, uniform, known)
         return self.b.emit(
             f"getelementptr inbounds {memory_type(buffer.dtype)}, {base}, {offsets}", "ptr", self.lane.lanes
         )
@@ -453,28 +454,35 @@ def _short(element: str) -> str:
     return mangled(Value("", element))
 
 
+MOST_SCOPES = 24
+"""Of pieces of memory that are told apart."""
+
+
 def alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
     """Metadata that tells LLVM which parameters do not overlap: all, but the first output and what it may take the place of.
 
-    None overlaps scratch memory, which the bodies of parallel loops know by its address alone.
+    None overlaps scratch memory, which the bodies of parallel loops know by its address alone, nor does one piece of that another.
     """
     count = len(func.buffers)
     scratch = [node.buffer for node in walk(func.body) if isinstance(node, Alloc)]
-    if not 1 < count <= 24:
+    if not 1 < count <= MOST_SCOPES:
         return {}
     first_output = len(func.inputs)
     shared = set(in_place_inputs(func))
     domain = module.add_metadata(f"distinct !{{!{len(module.metadata)}}}")
     own = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in func.buffers]
-    own_scratch = module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") if scratch else ""
+    apiece = scratch if len(scratch) <= MOST_SCOPES else scratch[:1]
+    own_scratch = [module.add_metadata(f"distinct !{{!{len(module.metadata)}, {domain}}}") for _ in apiece]
     result = {}
     for k, buffer in enumerate(func.buffers):
         may_be_same = shared if k == first_output else {first_output} if k in shared else set()
         mine = module.add_metadata(f"!{{{own[k]}}}")
         others = [own[j] for j in range(count) if j != k and j not in may_be_same]
-        apart = module.add_metadata(f"!{{{', '.join([*others, own_scratch] if scratch else others)}}}")
+        apart = module.add_metadata(f"!{{{', '.join([*others, *own_scratch])}}}")
         result[buffer] = f", !alias.scope {mine}, !noalias {apart}"
-    if scratch:
-        mine, apart = module.add_metadata(f"!{{{own_scratch}}}"), module.add_metadata(f"!{{{', '.join(own)}}}")
-        result |= dict.fromkeys(scratch, f", !alias.scope {mine}, !noalias {apart}")
+    for k, each in enumerate(own_scratch):
+        others = [*own, *(scope for scope in own_scratch if scope != each)]
+        mine, apart = module.add_metadata(f"!{{{each}}}"), module.add_metadata(f"!{{{', '.join(others)}}}")
+        known = scratch[k : k + 1] if len(apiece) == len(scratch) else scratch
+        result |= dict.fromkeys(known, f", !alias.scope {mine}, !noalias {apart}")
     return result
