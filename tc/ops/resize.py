@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tc import te
 from tc.errors import ShapeError, UnsupportedError
-from tc.ir.dtype import f32, i64
+from tc.ir.dtype import f32, i32, i64
 from tc.ir.expr import (
     Expr,
+    MathCall,
+    Var,
     call,
     cast,
     ceildiv,
@@ -25,6 +27,7 @@ from tc.ir.expr import (
     select,
 )
 from tc.ir.graph import Attrs
+from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, require_equal, wide
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
@@ -212,6 +215,32 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs) -> list
     ]
 
 
+def _tables(n_in: Expr, size: Expr, scale: Any, attrs: Attrs, axis: int) -> Callable[[Expr], list[tuple[Expr, Expr | None]]]:
+    """`_taps` of any place along an axis, by tables where they take many steps: the same for all rows."""
+    found = _taps(Var("i", i64), n_in, size, scale, attrs)
+    if not any(isinstance(node, MathCall) for place, _ in found for node in walk(place)):
+        return lambda place: _taps(place, n_in, size, scale, attrs)
+    narrow = i32 if is_const(n_in) and int(n_in) < 2**31 else i64
+
+    def table(k: int, part: int) -> Tensor:
+        def entry(i: Expr) -> Expr:
+            value = _taps(i, n_in, size, scale, attrs)[k][part]
+            assert value is not None
+            return cast(value, narrow) if part == 0 else value
+
+        return te.compute((size,), entry, f"{('place', 'share')[part]}{axis}_{k}")
+
+    tables = [(table(k, 0), None if share is None else table(k, 1)) for k, (_, share) in enumerate(found)]
+
+    def look_up(place: Expr) -> list[tuple[Expr, Expr | None]]:
+        top = const(int(n_in) - 1, narrow) if is_const(n_in) else n_in - 1
+        bottom = const(0, narrow)
+        known = [cast(maximum(minimum(at[place], top), bottom), i64) for at, _ in tables]
+        return [(at, None if share is None else share[place]) for at, (_, share) in zip(known, tables, strict=True)]
+
+    return look_up
+
+
 def _whole_ratio(n_in: Expr, n_out: Expr, scale: Any) -> int | None:
     """By which whole number an axis grows, if it does; a scale of 2.3 may give the sizes of 2, but not its places."""
     for ratio in (2, 3, 4, 8):
@@ -231,10 +260,11 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
         if size is source.shape[axis] and scale in (None, 1.0):
             continue
         shape = (*result.shape[:axis], size, *result.shape[axis + 1 :])
+        tables = _tables(result.shape[axis], size, scale, attrs, axis)
 
-        def body(*axes: Expr, axis: int = axis, scale: Any = scale, x: Tensor = result) -> Expr:
+        def body(*axes: Expr, axis: int = axis, scale: Any = scale, x: Tensor = result, taps: Any = tables) -> Expr:
             total: Expr | None = None
-            for place, weight in _taps(axes[axis], x.shape[axis], types[0].shape[axis], scale, attrs):
+            for place, weight in taps(axes[axis]):
                 value: Expr = x[(*axes[:axis], place, *axes[axis + 1 :])]
                 if weight is not None:
                     value = cast(value, f32) * weight

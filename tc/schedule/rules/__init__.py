@@ -56,7 +56,7 @@ def _apply(schedule: Schedule, target: Target) -> str | None:
 
 
 def _after_inlining(schedule: Schedule, target: Target, rules: Iterable[ScheduleRule]) -> str | None:
-    inline_elementwise(schedule)
+    inline_elementwise(schedule, keeps_tables=target.device is None)
     return _first(rules, schedule, target)
 
 

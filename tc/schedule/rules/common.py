@@ -36,14 +36,15 @@ SYMBOLIC_BAND = 6
 """How many it has: a window of five rows pads ten for six of the result, rather than five for each."""
 
 
-def inline_elementwise(schedule: Schedule) -> None:
-    """Inline every elementwise block that is cheap to compute where it is read."""
+def inline_elementwise(schedule: Schedule, *, keeps_tables: bool) -> None:
+    """Inline every elementwise block that is cheap to compute where it is read. `keeps_tables`: not what would be computed anew for
+    each row."""
     changed = True
     while changed:
         changed = False
         infos = block_infos(schedule.func)
         for info in infos:
-            if _should_inline(info, infos, schedule):
+            if _should_inline(info, infos, schedule) and not (keeps_tables and _is_table(info, infos)):
                 try:
                     schedule.compute_inline(info.name)
                 except ScheduleError:
@@ -75,6 +76,19 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
     if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 for reader in readers):
         return not heavy
     return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))
+
+
+def _is_table(info: BlockInfo, infos: list[BlockInfo]) -> bool:
+    """Whether something that takes many steps is read along the last axis of its readers, and is the same along another of theirs."""
+    if not is_heavy(info.writes[0].value):
+        return False
+    buffer = info.writes[0].buffer
+    for reader in consumers(infos, buffer):
+        axes = [axis for axis in reader.block.axes if not is_const(axis.extent, 1)]
+        used = frozenset[Var]().union(*(variables(index) for load in reader.reads_of(buffer) for index in load.indices))
+        if len(axes) < 2 or axes[-1].var not in used or all(axis.var in used for axis in axes):
+            return False
+    return True
 
 
 def _is_padding(value: Expr) -> bool:
