@@ -89,7 +89,7 @@ def rows_of(product: Product, rows: int) -> np.ndarray:
 PRODUCTS = [
     Product(96, 40), Product(96, 33, zeros="packed"), Product(64, 24, zeros="float", bias=True), Product(100, 17, block=16, zeros="packed"),
     Product(96, 70, bits=8), Product(160, 40, bits=8, block=64, zeros="packed"), Product(128, 16, block=128), Product(32, 8, bias=True),
-    Product(64, 48, bits=2, zeros="packed"), Product(40, 5, zeros="packed"),
+    Product(64, 48, bits=2, zeros="packed"), Product(40, 5, zeros="packed"), Product(1024, 40, bits=8),
 ]  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_products_with_few_bits_are_what_they_are_in_float64(number: int) -> Non
     product = PRODUCTS[number]
     module = tc.compile(product.model(), threads=1)
 
-    for rows in (0, 1, 2, 5, 17):
+    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 17):
         x = rows_of(product, rows)
         wanted = x.astype(np.float64) @ product.weights().T + (0 if product.added is None else product.added)
         most = np.abs(x).astype(np.float64) @ (2.0 ** (product.bits + 1) * np.repeat(product.scale, product.block, 1)[:, : product.depth].T)

@@ -30,12 +30,21 @@ from tc.schedule.rules.epilogue import (
     total_of,
 )
 from tc.schedule.rules.operands import Dot, choose_dot, making_blocks, stage_operands, terms_in_words
-from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles
+from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles, terms_copied
 from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile import lower_versions, split_off
-from tc.schedule.rules.tiling import FEW_ROWS, MOST_SHALLOW_TERMS, NEAR_VECTORS, ROW_CYCLES, Tile, TileSpace
+from tc.schedule.rules.tiling import (
+    FEW_ROWS,
+    LOW_ROWS,
+    LOW_ROWS_OF_WORDS,
+    MOST_SHALLOW_TERMS,
+    NEAR_VECTORS,
+    ROW_CYCLES,
+    Tile,
+    TileSpace,
+)
 from tc.schedule.rules.window_tiles import WindowTiles, choose_window_tiles, schedule_window_tiles
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -182,12 +191,17 @@ def _schedule_versions(
             product = TiledProduct(copy, roles_of(schedule, copy, names[final], lanes), each, target)
             schedule_product_tiles(schedule, product, operands_of(schedule, copy))
         return
-    for names, each in _versions(schedule, name, final, roles, space, tile, heights[1:] if heights else None):
-        is_low = each.rows <= FEW_ROWS and not (dot is not None and is_in_place)
+    takes_words_apart = dot is None and any(terms_copied(block_info(schedule, made)) > 1 for made in making_blocks(schedule, name, "rhs"))
+    low = LOW_ROWS_OF_WORDS if takes_words_apart else LOW_ROWS
+    for names, each, has_few in _versions(schedule, name, final, roles, space, tile, heights[1:] if heights else None, low):
+        is_low = has_few and not (dot is not None and is_in_place)
         if is_low:  # a copy of the rhs would be read about as often as it is made
             _inline_rhs(schedule, names[name])
         copy = contraction_of(schedule, names[name])
         roles = roles_of(schedule, copy, names[final], lanes)
+        if is_low and takes_words_apart:  # panels are read in words, as wide as they are
+            of_words = replace(_tile_space(schedule, copy, names[final], roles, lanes, target), rows=each.rows)
+            each = of_words.best()
         own = None if is_low else dot
         if own is not None and own.grid is not None and each.rows < TILE_ROWS:
             own = choose_dot(copy, target, tiles=False)
@@ -229,10 +243,10 @@ def _narrow_version(schedule: Schedule, name: str, final: str, space: TileSpace,
 
 
 def _versions(
-    schedule: Schedule, name: str, final: str, roles: Roles, space: TileSpace, tile: Tile, heights: list[int] | None
-) -> list[Version]:
-    """Up to four, for a symbolic number of rows: tiles that overlap at the end, of the one of two heights that leaves less over, low
-    tiles for fewer rows, and single rows for fewer still. `heights`: those for fewer rows, and then there is no second one.
+    schedule: Schedule, name: str, final: str, roles: Roles, space: TileSpace, tile: Tile, heights: list[int] | None, low: tuple[int, ...]
+) -> list[tuple[dict[str, str], Tile, bool]]:
+    """Several, for a symbolic number of rows, and whether it is for few: tiles that overlap at the end, of the one of two heights that
+    leaves less over, `low` ones for fewer rows, and single rows. `heights`: those for fewer rows, and then there is no second one.
     """
     blocks, row = [info.name for info in block_infos(schedule.func)], roles.rows[-1]
     second = 0
@@ -244,17 +258,20 @@ def _versions(
     if space.in_words:  # a panel is one stream
         panel = replace(space, rows=1, outer_rows=1).best()
     least = second or tile.rows
-    lower = [*(replace(tile, rows=rows) for rows in (*(heights or ()), FEW_ROWS) if rows < least), panel]
+    if low is LOW_ROWS_OF_WORDS:  # with more rows than those a copy pays
+        least = max(least, low[0] + 1)
+    lower = [*(replace(tile, rows=rows) for rows in (*(heights or ()), *low) if rows < least), panel]
 
     def row_of(names: dict[str, str]) -> str:
         return roles_of(schedule, contraction_of(schedule, names[name]), names[final], lanes).rows[-1]
 
     copies = lower_versions(schedule, blocks, row_of, [least, *(each.rows for each in lower[:-1])])
-    versions = [(dict(zip(blocks, blocks, strict=True)), tile), *zip(copies, lower[: len(copies)], strict=True)]
+    versions = [(dict(zip(blocks, blocks, strict=True)), tile, False)]
+    versions += [(names, each, each.rows <= low[0]) for names, each in zip(copies, lower[: len(copies)], strict=True)]
     if second:
         costs = [number for rows in (tile.rows, second) for number in (rows, space.tile_cost(rows, tile.vectors))]
         others = split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
-        versions += [(others, replace(tile, rows=second))] if others else []
+        versions += [(others, replace(tile, rows=second), False)] if others else []
     return versions
 
 

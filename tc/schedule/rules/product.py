@@ -432,7 +432,7 @@ def _schedule_rhs(schedule: Schedule, product: TiledProduct, names: list[str], n
             *_, place, columns, _ = s.loops_of(name)
             *_, packed = s.split(columns, (None, tile.vectors, tile.lanes))
         else:
-            terms = _terms_copied(block_info(s, name))
+            terms = terms_copied(block_info(s, name))
             tiles, columns = s.split(s.loops_of(name)[-1], tile.columns)
             if terms > 1:
                 _copy_by_words(s, name, terms, columns, tile.lanes)
@@ -444,7 +444,7 @@ def _schedule_rhs(schedule: Schedule, product: TiledProduct, names: list[str], n
         s.tensorize(packed, dot.interleave)
 
 
-def _terms_copied(info: BlockInfo) -> int:
+def terms_copied(info: BlockInfo) -> int:
     """How many neighbours along the last axis but one share a word of what a copy reads."""
     is_matrix = len(info.spatial_axes) > 1 and len(info.reads) == 1
     return words_along(info.reads[0], info.spatial_axes[-2]) if is_matrix else 1

@@ -39,6 +39,13 @@ than others."""
 FEW_ROWS = 4
 """Rows of the tiles for a symbolic number of rows that is below the height of the others."""
 
+LOW_ROWS = (FEW_ROWS, 3, 2)
+"""Rows of the tiles of versions for fewer rows than the others have. Two or three single rows would read all of the rhs as often: measured,
+tiles of two and three take between a third and three quarters of their time."""
+
+LOW_ROWS_OF_WORDS = (5, *LOW_ROWS)
+"""The same where the rhs is taken out of words: from six rows on a copy of a panel takes no more time than to do that for each tile."""
+
 NEAR_LEAST = 0.01
 """For a symbolic number of rows the highest tile is taken that is this near to the least cycles; the widest one for rows that clash."""
 
