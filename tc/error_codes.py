@@ -341,6 +341,15 @@ _IMPORT = (
         ("look at the constants that give the sizes",),
         "the_y: full: the result f32[1048576, 1048576] would take 4398046511104 bytes; the limit is 137438953472",
     ),
+    ErrorCode(
+        "TC1061",
+        "LimitError",
+        "nodes that would be imported too often",
+        "Functions that call functions, or loops within loops, would be many times as many nodes, written out, as the file has.",
+        ("a file made to take for ever", "a dozen loops in each other"),
+        ("inline the functions that are called most often (onnx.inliner)", "nest loops less deeply"),
+        "functions within functions are more than 6624, of 41 nodes",
+    ),
 )
 
 _CALLS = (

@@ -63,9 +63,17 @@ class Span:
         return self if found == self.nodes else replace(self, replaced=found)
 
     def __str__(self) -> str:
-        if not self.line:
-            return self.source
-        return f"{self.source}:{self.line}:{self.column}"
+        source = self.source if self.source.isprintable() and len(self.source) <= _LONGEST_NAME else _plain(self.source)
+        return source if not self.line else f"{source}:{self.line}:{self.column}"
+
+
+_LONGEST_NAME, _LONGEST_LINE, _LONGEST_MESSAGE = 1000, 160, 10_000
+
+
+def _plain(text: str) -> str:
+    """A name of a file as it may stand on a terminal: neither control characters nor millions of letters."""
+    shown = text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
+    return shown if shown.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
 
 
 class TcError(Exception):
@@ -93,7 +101,10 @@ class TcError(Exception):
         """What went wrong, what is supported and what to do, without the place and the code."""
         supported = f"; supported: {self.supported}" if self.supported else ""
         hint = f"; {self.hint}" if self.hint else ""
-        return f"{self.said}{supported}{hint}"
+        said = self.said
+        if len(said) > _LONGEST_MESSAGE and not isinstance(self, VerifyError):  # which shows the program
+            said = f"{said[: _LONGEST_MESSAGE // 2]} ... {said[-_LONGEST_MESSAGE // 4 :]}"
+        return f"{said}{supported}{hint}"
 
     @property
     def text(self) -> str:
@@ -114,8 +125,9 @@ class TcError(Exception):
         """The text with an end, and below it the line that it is about."""
         if self.span is None or not self.span.text:
             return self.text + end
-        marker = " " * max(self.span.column - 1, 0) + "^"
-        return f"{self.text}{end}\n    {self.span.text}\n    {marker}"
+        first = 0 if len(self.span.text) <= _LONGEST_LINE else max(self.span.column - 1 - _LONGEST_LINE // 2, 0)
+        marker = " " * max(self.span.column - 1 - first, 0) + "^"
+        return f"{self.text}{end}\n    {self.span.text[first : first + _LONGEST_LINE]}\n    {marker}"
 
     def __str__(self) -> str:
         return self.with_end(f" [{self.code}]")

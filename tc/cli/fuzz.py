@@ -13,6 +13,7 @@ from tc.cli.options import TARGET_HELP
 from tc.cli.outcome import Outcome, make_table
 from tc.errors import UsageError
 from tc.fuzz.campaign import Failure, Settings, Summary, run_campaign
+from tc.fuzz.files.search import FileSearch, search_files
 from tc.fuzz.generate import MODES
 from tc.fuzz.reduce import describe as describe_subject
 from tc.target import Target
@@ -23,9 +24,11 @@ examples:
   tc fuzz --seed 1000 --count 5000 -j 2    those of the seeds 1000 to 5999, two at a time
   tc fuzz --budget 10m --folder failing    as many as ten minutes allow; failing models to a folder
   tc fuzz --mode indices                   operators that index, with indices out of range
+  tc fuzz --mode files --budget 10m        damaged and hostile files for all that reads files; kept where they reach new lines
   tc fuzz --target opencl                  on another target that runs here
-exit code 3 when a result is wrong, a process died, or tc refused what both others run
+exit code 3 when a result is wrong, a process died, tc refused what both others run, or a file ends in anything but a numbered error
 """
+FILES = "files"
 _BUDGET = re.compile(r"(\d+)([smh]?)")
 
 
@@ -33,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
     parser.add_argument("--count", type=int, help="how many seeds (default 100; without end when there is a budget)")
     parser.add_argument("--budget", metavar="TIME", help="stop after this time: 90s, 10m, 2h")
-    parser.add_argument("--mode", choices=MODES, default="general", help="indices: more operators that index")
+    known = (*MODES, FILES)
+    parser.add_argument("--mode", choices=known, default="general", help="indices: more operators that index; files: files that lie")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where failing models and their inputs are written")
     parser.add_argument(
         "--reduce",
@@ -58,6 +62,9 @@ def execute(args: argparse.Namespace) -> Outcome:
         raise UsageError(f"--seed is {args.seed}, must not be negative")
     seconds = parse_budget(args.budget) if args.budget else None
     count = args.count or (10**9 if seconds else 100)
+    if args.mode == FILES:
+        found = search_files(args.seed, args.count or (10**9 if seconds else 1000), seconds, args.folder)
+        return Outcome(describe_files(found), lambda console: show_files(console, found), 3 if found.findings else 0)
     Target.of(args.target)  # refused here, not once a model
     settings = Settings(args.mode, args.threads, args.numerics, args.processes, seconds, args.reduce, target=args.target)
     summary = run_campaign(range(args.seed, args.seed + count), settings, args.folder)
@@ -91,6 +98,27 @@ def describe(summary: Summary) -> dict[str, Any]:
             for signature, group in summary.by_signature.items()
         ],
     }
+
+
+def describe_files(found: FileSearch) -> dict[str, Any]:
+    """What came of files that lie, as plain data."""
+    return {
+        "files": found.tried,
+        "seconds": found.seconds,
+        "outcomes": dict(found.outcomes),
+        "codes": dict(found.codes.most_common()),
+        "lines": {"of the corpus": found.first_lines, "in the end": found.lines},
+        "kept": len(found.kept),
+        "findings": [{"kind": case.kind, "from": case.name, "text": verdict.text} for case, verdict in found.findings.values()],
+    }
+
+
+def show_files(console: Console, found: FileSearch) -> None:
+    for case, verdict in found.findings.values():
+        console.print(f"{case.kind}, made of {case.name!r}: {verdict.text}", markup=False, highlight=False, soft_wrap=True)
+    console.print(make_table("files", ("came to", "how many "), found.outcomes.most_common()))
+    lines = f"{found.lines} lines of the readers, {found.first_lines} of them by the corpus"
+    console.print(f"{lines}; {len(found.kept)} files kept; {found.seconds:.0f} s", highlight=False)
 
 
 def _text(failure: Failure) -> str | None:

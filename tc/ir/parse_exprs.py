@@ -56,7 +56,7 @@ class Source:
         self.filename = filename
         try:
             self.tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError) as error:
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last is what a deep tree ends in
             line, column = getattr(error, "lineno", 0) or 0, getattr(error, "offset", 0) or 0
             raise ParseError(str(getattr(error, "msg", error)), self._span(line, column)) from None
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)

@@ -62,7 +62,7 @@ def _loaded(name: str, read: Callable[[], tuple[dict[str, Any], list[np.ndarray]
     try:
         header, sections = read()
         return _load(header, sections, threads)
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ModuleFileError(f"{name} is not a valid module: {error!r}") from None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import NodeError, ShapeError, UnsupportedError
+from tc.errors import LimitError, NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op, onnx_op_before
 from tc.frontend.onnx.size_elements import make_elements
@@ -30,6 +30,7 @@ from tc.ops.registry import Requirement
 
 _MAX_PATHS_DEEP = 10
 _UNROLL_LIMIT = 256
+_MAX_COUNTED_DEEP = 5  # each is imported three times, and so is what it holds
 _NO_LIMIT = 1 << 31
 
 
@@ -376,6 +377,9 @@ def _import_loop(n: NodeContext, trip_count: Expr | None, condition: ModelValue 
         if not stacks:
             raise
     n.graph.roll_back(mark)
+    if n.graph.depth > _MAX_COUNTED_DEEP:
+        message = f"loops that stack results and stop by a condition are nested more than {_MAX_COUNTED_DEEP} deep"
+        raise LimitError(message, code="TC1061")
     return _count_then_stack(n, trip_count, condition, init)
 
 

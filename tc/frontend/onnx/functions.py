@@ -23,7 +23,10 @@ _RANK = {FUNCTION_BODY: 0, FALLBACK: 1, REFUSED: 2}
 def expand_model_function(n: NodeContext) -> tuple[NodeResult, str] | None:
     """Import a node that calls a function of the model."""
     function = n.graph.shared.model.functions.get(n.function_key)
-    return None if function is None else expand(n, function, {})
+    if function is None:
+        return None
+    n.graph.shared.count_again("functions", len(function.node))
+    return expand(n, function, {})
 
 
 def expand_schema_function(n: NodeContext) -> tuple[NodeResult, str] | None:
@@ -41,11 +44,16 @@ def _schema_function(n: NodeContext) -> FunctionProto | None:
         return None
     schema: Any = onnx.defs.get_schema(n.op_type, n.opset, n.domain)
     if schema.has_function:
-        data = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= n.opset))
+        versions = [v for v in schema.function_opset_versions if v <= n.opset]
+        if not versions:
+            return None
+        data = schema.get_function_with_opset_version(max(versions))
     elif schema.has_context_dependent_function:
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= n.opset]
         types = [_type_proto(v).SerializeToString() for v in n.inputs]
         node = n.node.SerializeToString()
+        if not versions:
+            return None
         data = schema.get_context_dependent_function_with_opset_version(max(versions), node, types)
     else:
         return None

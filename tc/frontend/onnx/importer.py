@@ -41,6 +41,8 @@ from tc.frontend.onnx.reading import (
     ModelFile,
     OrderedNode,
     check_node,
+    check_text,
+    count_nodes,
     first_opset,
     order_nodes,
 )
@@ -67,6 +69,9 @@ from tc.ops.registry import Requirement, get_op
 MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
 _MAX_NESTING = 24
+_IMPORTED_AGAIN = {"functions": (4_000, 64), "bodies": (4_000, 1024)}
+"""How many nodes of functions, and of bodies of loops and branches (which may be unrolled), are imported at most: so many, and so many
+times as many as the file has."""
 _KEY_FACTOR, _KEY_STEP = 0xD1342543DE82EF95, 0x9E3779B97F4A7C15
 """Of a generator of 64 bits with a step of the golden ratio: keys of nested loops are all different."""
 
@@ -107,11 +112,23 @@ class ModelImporter:
         self._budget = FoldBudget.for_model(0)  # the values that shapes are made of are small
         self._initializers: dict[int, ModelValue] = {}
         self._dim_counts: dict[str, int] = {}
+        self._imported_again = dict.fromkeys(_IMPORTED_AGAIN, 0)
+        self._own_nodes = sum(map(count_nodes, (model.proto.graph, *model.proto.functions)))
 
     def report(self, place: str, report: NodeReport) -> None:
         """Note how a node runs; a node that is imported twice keeps the worse report."""
         old = self.reports.get(place)
         self.reports[place] = report if old is None else old.joined(report)
+
+    def count_again(self, what: str, count: int) -> None:
+        """Note that something of `_IMPORTED_AGAIN` is imported, once more. LimitError when that grows out of all proportion to the file:
+        functions that call the next one twice are two to the power of their number, and loops within loops are tried in several ways
+        each."""
+        floor, growth = _IMPORTED_AGAIN[what]
+        self._imported_again[what] += count
+        if self._imported_again[what] > floor + growth * self._own_nodes:
+            message = f"{what} within {what} are more than {floor + growth * self._own_nodes}, of {self._own_nodes} nodes"
+            raise LimitError(message, code="TC1061")
 
     def fresh_dim(self, hint: str) -> str:
         """A name for a new dim."""
@@ -252,6 +269,7 @@ class GraphImporter:
         """Define the constants of a graph, but for some."""
         reader = self.shared.model.reader
         for tensor in graph.initializer:
+            check_text(tensor.name)
             if tensor.name in but:
                 continue
             if tensor.name in self.names:
@@ -401,6 +419,7 @@ class GraphImporter:
 
     def run_graph(self, graph: Any, inputs: Sequence[AnyValue | None]) -> list[AnyValue]:
         """Import a subgraph whose inputs have these values; its outputs."""
+        self.shared.count_again("bodies", len(graph.node))
         if len(graph.input) != len(inputs):
             raise NodeError(f"the graph {graph.name!r} takes {len(graph.input)} inputs, not {len(inputs)}", code="TC1042")
         for info, value in zip(graph.input, inputs, strict=True):

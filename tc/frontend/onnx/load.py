@@ -14,7 +14,7 @@ from tc.frontend.onnx.functions import expand_model_function, expand_schema_func
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype
 from tc.frontend.onnx.model_signature import DimPromise, ModelInputs, check_names, output_part
 from tc.frontend.onnx.operand_checks import check_operands
-from tc.frontend.onnx.reading import ModelFile, ModelSource, needed_nodes, order_nodes, read_model
+from tc.frontend.onnx.reading import ModelFile, ModelSource, check_text, needed_nodes, order_nodes, read_model
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import AnyValue, DeferredValue, ModelValue, StringsValue
 from tc.frontend.signature import STRING, ValueLayout, signature_of
@@ -163,6 +163,7 @@ def _import(
     importer = GraphImporter(shared, builder)
     importer.add_initializers(graph, overridden)
     signature = ModelInputs(dims, builder)
+    check_text(*(each.name for each in (*graph.input, *graph.output, *graph.value_info)))
     inputs = [info for info in graph.input if info.name not in importer.names]
     shared.random_key = signature.random_key
     signature.declare(inputs)

@@ -11,6 +11,7 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.imported import RANDOM_KEY
 from tc.frontend.onnx.fallback import dtype_name, kind_of, pack_deferred
 from tc.frontend.onnx.importer import GraphImporter, check_size
+from tc.frontend.onnx.reading import check_text
 from tc.frontend.onnx.tensors import STRING_CODE, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
@@ -200,6 +201,7 @@ def _dim_name(input_name: str, axis: int, dim: Any) -> str | None:
     """The name of a symbolic dim, made from the input and axis when the file gives none; None for a known size."""
     if dim.HasField("dim_value") and dim.dim_value >= 0:
         return None
+    check_text(dim.dim_param)
     # Some files call every dim that they do not know "?".
     return dim.dim_param.strip("?") or f"{input_name}.{axis}"
 

@@ -78,6 +78,9 @@ def _read_model(source: ModelSource) -> ModelFile:
         raise ModelError("this is not an ONNX model: it holds no graph", code="TC1001")
     opsets = _opsets(proto.opset_import, proto.ir_version)
     functions = {(_domain(f.domain), f.name, f.overload): f for f in proto.functions}
+    for function in proto.functions:
+        check_text(function.domain, function.name, function.overload, *function.input, *function.output, *function.attribute)
+        _opsets(function.opset_import, proto.ir_version)
     return ModelFile(proto, TensorReader(folder, own), opsets, functions)
 
 
@@ -100,7 +103,12 @@ def _opsets(imports: Iterable[Any], ir_version: int) -> dict[str, int]:
     """The opset versions, checked against what the installed `onnx` package knows."""
     import onnx
 
+    imports = list(imports)
+    check_text(*(entry.domain for entry in imports))
     opsets = {_domain(entry.domain): entry.version for entry in imports}
+    for domain, stated in opsets.items():
+        if domain and not 1 <= stated < 1 << 31:
+            raise ModelError(f"the model uses opset {stated} of the domain {domain!r}; opsets begin with 1", code="TC1030")
     if "" not in opsets and ir_version < 3:
         opsets[""] = 1
     version = opsets.get("")
@@ -117,6 +125,13 @@ def _opsets(imports: Iterable[Any], ir_version: int) -> dict[str, int]:
     return opsets
 
 
+def check_text(*names: object) -> None:
+    """ModelError for a name that is no UTF-8, which protocol buffers give as bytes."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ModelError(f"the name {name!r:.200} is not UTF-8", code="TC1003")
+
+
 def node_label(node: NodeProto, index: int) -> str:
     """The name of a node in errors and reports; nodes without a name are counted."""
     return node.name or f"{node.op_type}_{index}"
@@ -130,6 +145,11 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
             found.append(attribute.g)
         found.extend(attribute.graphs)
     return found
+
+
+def count_nodes(graph: GraphProto | FunctionProto) -> int:
+    """How many nodes a graph has, those of graphs within it included."""
+    return len(graph.node) + sum(count_nodes(inner) for node in graph.node for inner in subgraphs(node))
 
 
 @dataclass(frozen=True)
@@ -154,6 +174,9 @@ def order_nodes(
     names of enclosing graphs anew, as some exporters do; with `unique` that is an error too.
     """
     ordered = [OrderedNode(node, k, reads(node)) for k, node in enumerate(nodes)]
+    for item in ordered:
+        attributes = (name for each in item.node.attribute for name in (each.name, each.ref_attr_name))
+        check_text(item.node.op_type, item.node.domain, item.node.name, item.node.overload, *item.node.output, *item.reads, *attributes)
     producer: dict[str, OrderedNode] = {}
     for item in ordered:
         for name in filter(None, item.node.output):
@@ -309,6 +332,13 @@ def _range(lo: int, hi: int) -> str:
     return f"{lo} or more" if hi >= 2**31 - 1 else f"{lo} to {hi}"
 
 
+def _plain_value(value: Any) -> Any:
+    """A field of an attribute: bytes as text, lists as lists."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, (int, float)) or hasattr(value, "ListFields") else [_plain_value(item) for item in value]
+
+
 def attribute_value(attribute: AttributeProto) -> Any:
     """The value of an attribute: numbers, text, lists of them; tensors and graphs as messages."""
     match attribute.type:
@@ -336,6 +366,6 @@ def attribute_value(attribute: AttributeProto) -> Any:
             return attribute.sparse_tensor
     if attribute.type == 0:  # files from before types were required
         for field, value in attribute.ListFields():
-            if field.name not in ("name", "doc_string"):
-                return value
+            if field.name not in ("name", "doc_string", "ref_attr_name"):
+                return _plain_value(value)
     raise UnsupportedError(f"attribute {attribute.name!r} has a type that tc does not know", code="TC1013")

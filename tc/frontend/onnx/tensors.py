@@ -24,6 +24,7 @@ MAX_TENSOR_BYTES = 1 << 37
 # A sparse tensor becomes a dense one, which may be so large, or so many times as large as what the file holds.
 _SPARSE_FLOOR_BYTES = 256 << 20
 _SPARSE_GROWTH = 64
+_MOST_DIMS = 64  # of arrays of numpy
 
 # onnx.TensorProto.DataType -> our dtype
 DTYPES: Mapping[int, DType] = {
@@ -88,6 +89,8 @@ def dtype_of(code: int, what: str) -> DType:
 def read_strings(tensor: TensorProto) -> np.ndarray:
     """The strings of a tensor of them. ModelError when it is damaged."""
     what, count = f"tensor {tensor.name!r}", math.prod(tensor.dims)
+    if len(tensor.dims) > _MOST_DIMS:
+        raise UnsupportedError(f"{what} has {len(tensor.dims)} dims", code="TC1014", supported=f"up to {_MOST_DIMS}")
     if any(dim < 0 for dim in tensor.dims) or len(tensor.string_data) != count or tensor.HasField("raw_data"):
         raise ModelError(f"{what} of strings and shape {list(tensor.dims)} has {len(tensor.string_data)} of them", code="TC1006")
     try:
@@ -144,6 +147,8 @@ class TensorReader:
                 f"{what} of shape {list(shape)} would take {dtype.bytes_of(count)} bytes, more than {_SPARSE_GROWTH} times what it holds",
                 code="TC1060",
             )
+        if indices.dtype.kind not in "iu":
+            raise ModelError(f"{what}: its indices are {indices.dtype}, must be integers", code="TC1006")
         if values.ndim != 1 or indices.ndim not in (1, 2) or len(indices) != len(values):
             raise ModelError(f"{what}: {values.shape} values do not fit {indices.shape} indices", code="TC1006")
         if indices.ndim == 2 and indices.shape[1] != len(shape):
@@ -160,6 +165,8 @@ class TensorReader:
 
     def _external(self, tensor: TensorProto, size: int, what: str) -> memoryview:
         entries = {entry.key: entry.value for entry in tensor.external_data}
+        if not all(isinstance(text, str) for pair in entries.items() for text in pair):
+            raise ModelError(f"{what}: what is said of its external data is not UTF-8", code="TC1003")
         location = entries.get("location", "")
         try:
             offset = int(entries.get("offset", "0"))
@@ -221,6 +228,8 @@ def map_file(path: Path) -> memoryview:
 
 
 def _num_elements(shape: tuple[int, ...], dtype: DType, what: str) -> int:
+    if len(shape) > _MOST_DIMS:
+        raise UnsupportedError(f"{what} has {len(shape)} dims", code="TC1014", supported=f"up to {_MOST_DIMS}")
     count = 1
     for dim in shape:
         if dim < 0:
