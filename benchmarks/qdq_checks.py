@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,6 +28,7 @@ import tc
 from benchmarks import zoo
 from benchmarks.inputs import Arrays
 from benchmarks.qdq_reference import run_in_double
+from benchmarks.report import describe_machine, load_rows, replace_file
 from tc.measure.runtimes import ort_session
 from tc.target import Target
 
@@ -301,6 +303,55 @@ def as_lines(found: Check) -> list[str]:
     return lines + [f"    MISSED: {text}" for text in found.problems]
 
 
+# -- the table
+
+TABLE, FORMAT = Path(__file__).parent / "QDQ_CHECKS.json", 1
+"""The rows that `--store` keeps, one for each model and processor; the page beside it shows them."""
+
+
+def store(found: Sequence[Check], table: Path = TABLE) -> None:
+    """Put rows of here and now in place of the older ones of these models, and write the page."""
+    stamp = describe_machine()
+    rows = load_rows(table, FORMAT) if table.exists() else []
+    new = [{**asdict(each), **stamp} for each in found]
+    keys = {(row["model"], row["cpu"]) for row in new}
+    rows = sorted((row for row in [*rows, *new] if row in new or (row["model"], row["cpu"]) not in keys), key=lambda row: row["model"])
+    replace_file(table, json.dumps({"format": FORMAT, "rows": rows}, indent=1) + "\n")
+    replace_file(table.with_suffix(".md"), as_page(rows))
+
+
+PAGE = """# Quantized networks, node by node
+
+`python -m benchmarks.qdq_checks NAME --store` keeps these rows. Integers are those of every quantization, each made of what onnxruntime
+without optimisations had before it. Errors are against the graph in double precision, as ratios with their standard errors: below 1 `tc`
+is nearer to it. Averages and sums of few bytes by the scale of the result lie halfway between two integers as often as not: which of them
+it is depends on the roundings of f32, in every runtime.
+
+"""
+
+COLUMNS = ("network", "integers that differ", "quanta", "the worst quantization", "error", "over onnxruntime's", "over that as it stands")
+
+
+def as_page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a page of Markdown."""
+    table = [[*COLUMNS, "missed", "where"], ["---"] * (len(COLUMNS) + 2), *map(_as_cells, rows)]
+    return PAGE + "".join(f"| {' | '.join(cells)} |\n" for cells in table)
+
+
+def _as_cells(row: Mapping[str, Any]) -> list[str]:
+    worst = max(row["worst"], key=lambda p: p["differing"] / max(p["elements"], 1), default=None)
+    return [
+        row["model"],
+        f"{row['differing']} of {row['elements']}, {row['differing'] / max(row['elements'], 1):.4%}",
+        str(row["quanta"]),
+        f"{worst['name']}: {worst['differing'] / worst['elements']:.3%}" if worst else "-",
+        f"{row['error']:.2e}, {row['samples']} samples",
+        *(f"{row[other]['ratio']:.3f} ± {row[other]['spread']:.3f}" for other in ("ort", "ort_plain")),
+        "; ".join(row["problems"]) or "-",
+        f"{row['cpu']}, {row['date']}, {row['commit']}",
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.qdq_checks", description="Check quantized models.")
     parser.add_argument(
@@ -308,6 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--samples", type=int, default=8, help="inputs for each model, as the zoo draws them from seed 0 (default: 8)")
     parser.add_argument("--target", default="native")
+    parser.add_argument("--store", action="store_true", help=f"keep what was found in {TABLE.name}, and the page beside it")
     parser.add_argument("--json", type=Path, help="write what was found there as well")
     options = parser.parse_args(arguments)
     rng = np.random.default_rng(0)
@@ -320,6 +372,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
         print("\n".join(as_lines(found[-1])), flush=True)
+    if options.store:
+        store(found)
     if options.json:
         options.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
     return int(any(each.problems for each in found))

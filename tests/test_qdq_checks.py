@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -219,3 +220,17 @@ def test_the_quantized_digits_network_reads_what_onnxruntime_reads(rng: np.rando
 
     assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
     assert np.abs(found - expected).max() < 0.02
+
+
+def test_rows_that_are_stored_replace_older_ones_of_the_model(tmp_path: Path) -> None:
+    table = tmp_path / "checks.json"
+
+    qdq_checks.store([GOOD, replace(GOOD, model="n", problems=("something",))], table)
+    qdq_checks.store([replace(GOOD, differing=3, worst=(Place("p", 50, 1, 1),))], table)
+
+    rows = [line.split(" | ") for line in table.with_suffix(".md").read_text().splitlines() if line.startswith(("| m |", "| n |"))]
+    assert [row[:4] for row in rows] == [
+        ["| m", "3 of 10000, 0.0300%", "1", "p: 2.000%"],
+        ["| n", "10 of 10000, 0.1000%", "1", "-"],
+    ]
+    assert rows[1][7] == "something"
