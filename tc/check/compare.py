@@ -42,7 +42,7 @@ _MAX_INPUT_BYTES = 1 << 26
 
 TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2} | {
     dtype.name: 0.25 if "e5" in dtype.name else 0.125 for dtype in FLOAT8
-}
+} | {"f8e8m0": 0.5, "f4e2m1": 0.25}
 """Largest error over largest reference value: kernels add in another order than numpy, thousands of terms at most."""
 
 _ROUNDING = 2.0**-20

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import VerifyError
-from tc.ir.dtype import FLOAT8, DType, bf16, f32, f64, i64, int_range
+from tc.ir.dtype import NARROW_FLOATS, DType, bf16, f4e2m1, f8e8m0, f32, f64, i64, int_range, round_to
 from tc.ir.expr import Const
 
 Scalar = Any
@@ -54,7 +54,9 @@ def _round(value: float, dtype: DType) -> Scalar:
     """A double rounded once to `dtype`."""
     if dtype == f64:
         return np.float64(value)
-    if dtype == bf16 or dtype in FLOAT8:  # their constructors go through float32: make that step keep what decides the rounding
+    if dtype in (f8e8m0, f4e2m1):
+        return round_to(np.asarray(value), dtype)[()]
+    if dtype == bf16 or dtype in NARROW_FLOATS:  # their constructors go through float32: make that step keep what decides the rounding
         value = _odd_float32(value)
     return dtype.numpy.type(value)
 

@@ -77,6 +77,8 @@ f8e4m3fn = DType("f8e4m3fn", "float", 8)
 f8e4m3fnuz = DType("f8e4m3fnuz", "float", 8)
 f8e5m2 = DType("f8e5m2", "float", 8)
 f8e5m2fnuz = DType("f8e5m2fnuz", "float", 8)
+f8e8m0 = DType("f8e8m0", "float", 8)
+f4e2m1 = DType("f4e2m1", "float", 4)
 i64 = DType("i64", "int", 64)
 i32 = DType("i32", "int", 32)
 i16 = DType("i16", "int", 16)
@@ -92,8 +94,13 @@ u2 = DType("u2", "uint", 2)
 bool_ = DType("bool", "bool", 8)
 
 FLOAT8 = (f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz)
+NARROW_FLOATS = (*FLOAT8, f8e8m0, f4e2m1)
+"""Those of `FLOAT8` have zeros, signs and NaN; f8e8m0 has powers of two and NaN; f4e2m1 has zeros and signs."""
+
 SUB_BYTE = (i4, i2, u4, u2)
-ALL_DTYPES = (f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_, *FLOAT8, *SUB_BYTE)
+"""Integers of less than a byte."""
+
+ALL_DTYPES = (f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, bool_, *NARROW_FLOATS, *SUB_BYTE)
 
 _BY_NAME = {dtype.name: dtype for dtype in ALL_DTYPES}
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -114,6 +121,8 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     "f8e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "f8e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "f8e8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "f4e2m1": np.dtype(ml_dtypes.float4_e2m1fn),
     "i4": np.dtype(ml_dtypes.int4),
     "i2": np.dtype(ml_dtypes.int2),
     "u4": np.dtype(ml_dtypes.uint4),
@@ -150,6 +159,32 @@ def int_range(dtype: DType) -> tuple[int, int]:
 def largest_number(dtype: DType) -> float:
     """The largest finite number of a float dtype."""
     return float(ml_dtypes.finfo(dtype.numpy).max)
+
+
+def round_to(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Numbers as those of a float dtype that are nearest.
+
+    f8e8m0: of two as near ones the larger; what is below the least one becomes the least, and zero, negative and too large numbers
+    become NaN. f4e2m1: what is too large becomes the largest number, and NaN negative zero. (`ml_dtypes` rounds numbers just above the
+    least of f8e8m0 up, and gives NaN the opposite of its sign in f4e2m1.)
+    """
+    if dtype is f4e2m1:
+        wide = array.astype(np.float64)
+        size = np.minimum(np.abs(wide), 6)
+        step = np.where(size < 2, 0.5, np.where(size < 4, 1.0, 2.0))
+        rounded: np.ndarray = np.copysign(np.rint(size / step) * step, wide)
+        return np.where(np.isnan(wide), -0.0, rounded).astype(dtype.numpy)
+    if dtype is not f8e8m0:
+        return array.astype(dtype.numpy)
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:  # what is beyond f64 shows in a bit that it has
+        sticky = np.where(array % 4096 == 0, 0, 2048).astype(array.dtype)
+        array = np.where(array < 1 << 53, array, array - array % 4096 + sticky)
+    values = array.astype(np.float64)
+    fraction, exponent = np.frexp(values)
+    code = np.maximum(exponent + 126 + (fraction >= 0.75), 0)
+    is_number = (values > 0) & (values < np.inf) & (code < 255)
+    found: np.ndarray = np.where(is_number, code, 255).astype(np.uint8)
+    return found.view(dtype.numpy)
 
 
 def promote(lhs: DType, rhs: DType) -> DType:

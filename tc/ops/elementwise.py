@@ -11,7 +11,22 @@ import numpy as np
 
 from tc import te
 from tc.errors import ShapeError
-from tc.ir.dtype import DType, bf16, bool_, f16, f32, f64, from_numpy, i8, i32, i64, int_range, u8
+from tc.ir.dtype import (
+    NARROW_FLOATS,
+    DType,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    from_numpy,
+    i8,
+    i32,
+    i64,
+    int_range,
+    round_to,
+    u8,
+)
 from tc.ir.expr import (
     Add,
     BinaryExpr,
@@ -71,7 +86,7 @@ def cast_array(x: np.ndarray, dtype: DType) -> np.ndarray:
         result = np.where(inside >= 2.0**63, 0, inside).astype(np.int64 if dtype.kind == "int" else np.uint64)
         result = np.where(clipped >= float(high), high, result) if dtype.bits == 64 else result
         return result.astype(dtype.numpy)
-    return x.astype(dtype.numpy)
+    return round_to(x, dtype) if dtype.is_float else x.astype(dtype.numpy)
 
 
 register(
@@ -90,7 +105,7 @@ register(
 
 def _cast_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:
     edges = np.array([0.0, -0.0, 1.5, -1.5, 1e10, -1e10, np.inf, -np.inf, np.nan, 255.9, -128.7, 3e38], np.float32)
-    for target in (i8, u8, i32, i64, bool_, f64, f16, bf16):
+    for target in (i8, u8, i32, i64, bool_, f64, f16, bf16, *NARROW_FLOATS):
         yield [edges], {"dtype": target}
     yield [np.array([-1, 0, 127, 128, 255, 256, 2**31 - 1], np.int32)], {"dtype": u8}
     yield [np.array([True, False])], {"dtype": f32}

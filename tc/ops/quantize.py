@@ -13,7 +13,23 @@ import numpy as np
 
 from tc import te
 from tc.errors import ShapeError
-from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, f32, i8, i16, i32, int_range, largest_number, u8, u16
+from tc.ir.dtype import (
+    FLOAT8,
+    NARROW_FLOATS,
+    SUB_BYTE,
+    DType,
+    f4e2m1,
+    f32,
+    from_numpy,
+    i8,
+    i16,
+    i32,
+    int_range,
+    largest_number,
+    round_to,
+    u8,
+    u16,
+)
 from tc.ir.expr import Expr, call, cast, ceildiv, const, equal, floordiv, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
@@ -112,7 +128,7 @@ def _run_quantize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     if attrs.dtype.is_float:
         largest = largest_number(attrs.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            return (np.clip(quotient, -largest, largest) if attrs.saturate else quotient).astype(attrs.dtype.numpy)
+            return round_to(np.clip(quotient, -largest, largest) if attrs.saturate else quotient, attrs.dtype)
     value = np.round(quotient)
     if len(arrays) > 2 and arrays[2] is not None:
         value = value + _np_along(arrays[2], x.shape, axis, attrs.block_size).astype(np.float32)
@@ -145,7 +161,7 @@ def _run_dequantize(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     value = x.astype(np.float32)
     if len(arrays) > 2 and arrays[2] is not None:
         value = value - _np_along(arrays[2], x.shape, axis, attrs.block_size).astype(np.float32)
-    return (value * _np_along(scale, x.shape, axis, attrs.block_size).astype(np.float32)).astype(scale.dtype)
+    return round_to(value * _np_along(scale, x.shape, axis, attrs.block_size).astype(np.float32), from_numpy(scale.dtype))
 
 
 def _infer_quantize(types: Types, attrs: Attrs) -> TensorType:
@@ -182,7 +198,7 @@ def _samples(rng: np.random.Generator) -> Any:
         yield [x, rng.uniform(5, 20, (2, 3, 2)).astype(np.float32), zero], {"dtype": dtype, "axis": -1, "block_size": 3}
         yield [x, np.array(7.5, np.float32), zero[0, 0, 0]], {"dtype": dtype}
     huge = np.array([1e3, -1e3, np.inf, -np.inf, np.nan, 1e6, -0.0, 3.3, 447.0], np.float32)
-    for dtype in FLOAT8:
+    for dtype in (*FLOAT8, f4e2m1):
         yield [huge, np.array(1.0, np.float32), np.zeros((), dtype.numpy)], {"dtype": dtype}
         yield [huge, np.array(0.5, np.float32)], {"dtype": dtype, "saturate": False}
 
@@ -192,7 +208,7 @@ def _dequantize_samples(rng: np.random.Generator) -> Any:
     yield [x, np.array(0.5, np.float32), np.array(128, np.uint8)], {}
     yield [x, np.array([0.5, 1.0, 2.0], np.float32)], {}
     scale = rng.uniform(0.1, 2, (2, 2, 4)).astype(np.float32)
-    for dtype in (*SUB_BYTE, *FLOAT8):
+    for dtype in (*SUB_BYTE, *NARROW_FLOATS):
         low, high = (-200, 200) if dtype.is_float else int_range(dtype)
         narrow = rng.integers(low, high + 1, (2, 3, 4)).astype(dtype.numpy)
         zero = np.zeros((2, 2, 4)) if dtype.is_float else rng.integers(low, high + 1, (2, 2, 4))

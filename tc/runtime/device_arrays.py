@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import InputError
-from tc.ir.dtype import bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, from_numpy
+from tc.ir.dtype import bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, from_numpy
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 """Kinds of devices. Source: dlpack.h, as all numbers of DLPack here."""
@@ -24,7 +24,7 @@ LEGACY_STREAM, THREAD_STREAM = 1, 2
 """How DLPack and `__cuda_array_interface__` call the driver's streams that are always there."""
 
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c"}
-_SPECIAL = {(4, 16): bf16, (10, 8): f8e4m3fn, (11, 8): f8e4m3fnuz, (12, 8): f8e5m2, (13, 8): f8e5m2fnuz}
+_SPECIAL = {(4, 16): bf16, (10, 8): f8e4m3fn, (11, 8): f8e4m3fnuz, (12, 8): f8e5m2, (13, 8): f8e5m2fnuz, (14, 8): f8e8m0}
 _CODES = {dtype: code for code, dtype in _SPECIAL.items()}
 _BOOL = (6, 8)
 

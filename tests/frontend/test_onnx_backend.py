@@ -23,7 +23,6 @@ DENIED = {
         "within two numbers of f16: ONNX's data are rounded to f16 after every step, tc rounds once",
     ),
     "test_gradient_of_*": "the Gradient of ai.onnx.preview.training: models are not differentiated",
-    **dict.fromkeys(("test_*_FLOAT4E2M1*", "test_*float4e2m1*", "test_*FLOAT8E8M0*"), "floats of 4 bits, and of exponents alone"),
     "test_loop16_seq_none_cpu": "ONNX's comparison takes the length of a scalar in a sequence (`test_signature` has the case)",
 }
 """Cases that do not pass, and why: patterns of names. It only gets shorter."""

@@ -1,4 +1,4 @@
-"""Models with 8-bit floats and integers that share bytes, against the reference evaluator of the onnx package."""
+"""Models with floats of 8 bits and 4 and integers that share bytes, against the reference evaluator of the onnx package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import tc
 
 FLOAT8 = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ)
 RANGES = {TensorProto.INT4: (-8, 7), TensorProto.UINT4: (0, 15), TensorProto.INT2: (-2, 1), TensorProto.UINT2: (0, 3)}
-NARROW = [*FLOAT8, *RANGES]
+FLOAT4, EXPONENTS = TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E8M0
+NARROW = [*FLOAT8, FLOAT4, *RANGES]
 F32 = TensorProto.FLOAT
 Value = tuple[str, int, tuple[int | str, ...]]
 
@@ -34,6 +35,8 @@ def _random(code: int, shape: tuple[int, ...], rng: np.random.Generator) -> np.n
     if code in RANGES:
         low, high = RANGES[code]
         return rng.integers(low, high + 1, shape).astype(_numpy(code))
+    if code == EXPONENTS:
+        return rng.integers(0, 256, shape).astype(np.uint8).view(_numpy(code))
     return (rng.standard_normal(shape) * 30).astype(_numpy(code))
 
 
@@ -68,7 +71,7 @@ def test_casts_to_8_bit_floats_saturate_if_asked(to: int, saturate: int, rng: np
         _require_as_reference(_model([node], [("x", source, x.shape)], [("y", to, x.shape)]), {"x": x})
 
 
-@pytest.mark.parametrize("code", NARROW, ids=TensorProto.DataType.Name)
+@pytest.mark.parametrize("code", [*NARROW, EXPONENTS], ids=TensorProto.DataType.Name)
 def test_narrow_types_are_cast_to_others(code: int, rng: np.random.Generator) -> None:
     targets = (F32, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.BOOL)
     x = np.clip(np.nan_to_num(_random(code, (3, 11), rng).astype(np.float32)), -99, 99).astype(_numpy(code))
@@ -76,6 +79,83 @@ def test_narrow_types_are_cast_to_others(code: int, rng: np.random.Generator) ->
     model = _model(nodes, [("x", code, x.shape)], [(f"y{to}", to, x.shape) for to in targets])
 
     _require_as_reference(model, {"x": x})
+
+
+def test_casts_to_floats_of_4_bits(rng: np.random.Generator) -> None:
+    """They round once, to even, and saturate whatever the attribute says."""
+    sources = (F32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.INT32, TensorProto.INT8, TensorProto.BOOL)
+    for source in sources:
+        x = rng.standard_normal((3, 33)) * 4
+        if source not in sources[4:]:
+            x[0, :16] = [np.inf, -np.inf, np.nan, -0.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -5.0, 7.0, 1e4, 1e-6, -0.3]
+        x = x.astype(_numpy(source))
+        nodes = [helper.make_node("Cast", ["x"], [f"y{saturate}"], to=FLOAT4, saturate=saturate) for saturate in (0, 1)]
+        _require_as_reference(_model(nodes, [("x", source, x.shape)], [("y0", FLOAT4, x.shape), ("y1", FLOAT4, x.shape)]), {"x": x})
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "nearest"])
+@pytest.mark.parametrize("saturate", [0, 1])
+def test_casts_to_powers_of_two_round_as_asked(mode: str, saturate: int, rng: np.random.Generator) -> None:
+    """As the reference evaluator where it and ONNX's text agree: in the range of normal f32, without infinities."""
+    for source in (F32, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT32):
+        x = np.exp2(rng.uniform(-14, 15, (5, 33)))
+        if source != TensorProto.INT32:
+            x[0, :8] = [1.0, 2.0, 1.5, np.nan, 1.25, 3.0, 6.0, 2.0**-14]
+        else:
+            x += 1
+        x = x.astype(_numpy(source))
+        x[1] = 2.0 ** rng.integers(0, 14, 33)
+        node = helper.make_node("Cast", ["x"], ["y"], to=EXPONENTS, saturate=saturate, round_mode=mode)
+        _require_as_reference(_model([node], [("x", source, x.shape)], [("y", EXPONENTS, x.shape)]), {"x": x})
+    bits = np.concatenate([e * 2**23 + np.array([0, 1, 0x3FFFFF, 0x400000, 0x400001, 0x7FFFFF]) for e in range(1, 254)])
+    x = bits.astype(np.uint32).view(np.float32)
+    _require_as_reference(_model([node], [("x", F32, x.shape)], [("y", EXPONENTS, x.shape)]), {"x": x})
+
+
+@pytest.mark.parametrize(
+    ("saturate", "mode", "expected"),
+    [
+        (1, "up", [0, 0, 0, 0, 0, 1, 1, 254, 254, 254, 255, 0]),
+        (1, "down", [0, 0, 0, 0, 0, 0, 0, 254, 254, 254, 255, 0]),
+        (1, "nearest", [0, 0, 0, 0, 0, 0, 1, 254, 254, 254, 255, 0]),
+        (0, "up", [255, 255, 255, 255, 0, 1, 1, 254, 255, 255, 255, 255]),
+        (0, "down", [255, 255, 255, 255, 0, 0, 0, 254, 254, 255, 255, 255]),
+        (0, "nearest", [255, 255, 255, 255, 0, 0, 1, 254, 255, 255, 255, 255]),
+    ],
+)
+def test_what_is_no_power_of_two_in_range_is_as_the_table_of_onnx_says(saturate: int, mode: str, expected: list[int]) -> None:
+    """The reference evaluator takes exponents as they are, makes NaN of infinities, and ignores signs."""
+    least, most = 2.0**-127, 2.0**127
+    numbers = [0.0, -0.0, 1e-45, least / 2, least, least * 1.25, least * 1.5, most, most * 1.5, np.inf, np.nan, -1.0]
+    for source in (F32, TensorProto.DOUBLE):
+        x = np.array(numbers, _numpy(source))
+        node = helper.make_node("Cast", ["x"], ["y"], to=EXPONENTS, saturate=saturate, round_mode=mode)
+        found = tc.compile(_model([node], [("x", source, x.shape)], [("y", EXPONENTS, x.shape)]))(x)
+
+        assert found.view(np.uint8).tolist() == expected
+    node = helper.make_node("Cast", ["x"], ["y"], to=EXPONENTS, round_mode="around")
+    with pytest.raises(tc.TcError, match="round_mode is 'around'"):
+        tc.compile(_model([node], [("x", F32, (3,))], [("y", EXPONENTS, (3,))]))
+
+
+def test_microscaled_weights_are_saved_and_loaded(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Blocks of 4-bit numbers, each with a power of two, in an odd number of elements; a dim that the call decides."""
+    codes = rng.integers(0, 16, (7, 33)).astype(np.uint8).view(_numpy(FLOAT4))
+    scale = rng.integers(120, 134, (1, 33)).astype(np.uint8).view(_numpy(EXPONENTS))
+    nodes = [
+        helper.make_node("Cast", ["s"], ["wide"], to=F32),
+        helper.make_node("DequantizeLinear", ["w", "wide"], ["d"], axis=0, block_size=7),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    compiled = tc.compile(_model(nodes, [("x", F32, ("n", 7))], [("y", F32, ("n", 33))], w=codes, s=scale))
+    compiled.save(tmp_path / "m.tcm")
+    loaded = tc.load(tmp_path / "m.tcm")
+    for count in (0, 1, 5):
+        x = rng.standard_normal((count, 7)).astype(np.float32)
+        expected = x.astype(np.float64) @ (codes.astype(np.float64) * scale.astype(np.float64))
+
+        np.testing.assert_allclose(compiled(x), expected, rtol=1e-5, atol=1e-4)
+        assert np.array_equal(loaded(x), compiled(x))
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "axis", "block"])
@@ -117,7 +197,7 @@ def test_weights_of_products_stay_as_narrow_as_the_model_has_them(code: int, rng
     assert np.array_equal(tc.load(tmp_path / "m.tcm")(x), compiled(x))
 
 
-@pytest.mark.parametrize("code", NARROW, ids=TensorProto.DataType.Name)
+@pytest.mark.parametrize("code", [*NARROW, EXPONENTS], ids=TensorProto.DataType.Name)
 def test_narrow_tensors_are_moved(code: int, rng: np.random.Generator) -> None:
     """Parts that begin within a byte, among others: the joins and splits of rows of five elements and seven."""
     a, b = _random(code, (5, 7), rng), _random(code, (5, 4), rng)
@@ -141,7 +221,7 @@ def test_narrow_tensors_are_moved(code: int, rng: np.random.Generator) -> None:
     _require_as_reference(model, {"a": a, "b": b})
 
 
-@pytest.mark.parametrize("code", RANGES, ids=TensorProto.DataType.Name)
+@pytest.mark.parametrize("code", [*RANGES, FLOAT4], ids=TensorProto.DataType.Name)
 def test_results_that_share_bytes_come_in_arrays_of_bytes(code: int, rng: np.random.Generator) -> None:
     """Through a buffer of the caller, with sizes that the call decides, and where the data decide."""
     nodes = [
@@ -156,13 +236,13 @@ def test_results_that_share_bytes_come_in_arrays_of_bytes(code: int, rng: np.ran
         turned, some = compiled(a, which)
 
         assert turned.dtype == some.dtype == a.dtype
-        assert np.array_equal(turned.astype(int), a.T.astype(int))
-        assert np.array_equal(some.astype(int), a[which].astype(int))
+        assert np.array_equal(turned.astype(float), a.T.astype(float))
+        assert np.array_equal(some.astype(float), a[which].astype(float))
 
     plain = tc.compile(_model(nodes[:1], [("a", code, (5, 3))], [("t", code, (3, 5))]))
     a, room = _random(code, (5, 3), rng), np.zeros((3, 5), _numpy(code))
     assert plain(a, out=room) is room
-    assert np.array_equal(room.astype(int), a.T.astype(int))
+    assert np.array_equal(room.astype(float), a.T.astype(float))
 
 
 def test_values_in_typed_fields_share_bytes_as_well() -> None:

@@ -1,16 +1,17 @@
-"""Elements that share bytes: integers of four bits and of two in the memory of tensors, read and written one by one."""
+"""Elements that share bytes: integers of four bits and of two, and floats of four, in the memory of tensors, one by one."""
 
 from __future__ import annotations
 
 from tc.codegen.c.helpers import Helpers
+from tc.codegen.c.scalars import c_type
 from tc.ir.dtype import DType
 
 
 def packed_load(helpers: Helpers, dtype: DType) -> str:
     """The helper that reads element i of packed memory at p."""
-    name, kind = f"tc_load_{dtype}", f"{dtype.name[0]}8"
+    name, kind = f"tc_load_{dtype}", c_type(dtype)
     ones, per_byte, sign = 2**dtype.bits - 1, dtype.per_byte, 2 ** (dtype.bits - 1)
-    value = "(u8)bits" if dtype.kind == "uint" else f"(i8)((bits ^ {sign}) - {sign})"
+    value = "(u8)bits" if dtype.kind != "int" else f"(i8)((bits ^ {sign}) - {sign})"
     lines = (
         f"{helpers.dialect.helper} {kind} {name}({helpers.dialect.space('global')}const {kind} *p, i64 i) {{",
         f"    const i32 bits = ((u8)p[i / {per_byte}] >> (i % {per_byte} * {dtype.bits})) & {ones};",
@@ -23,7 +24,7 @@ def packed_load(helpers: Helpers, dtype: DType) -> str:
 def packed_store(helpers: Helpers, dtype: DType, is_shared: bool) -> str:
     """The helper that writes element i of packed memory at p. `is_shared`: other threads may write the byte's other elements, as they
     always may on a device."""
-    name, kind = f"tc_store_{dtype}{'_atomic' if is_shared else ''}", f"{dtype.name[0]}8"
+    name, kind = f"tc_store_{dtype}{'_atomic' if is_shared else ''}", c_type(dtype)
     if not helpers.dialect.is_host:
         return helpers.need(f"tc_store_{dtype}_atomic", lambda: _device_store(helpers, dtype))
     ones, per_byte = 2**dtype.bits - 1, dtype.per_byte
@@ -44,7 +45,7 @@ def packed_store(helpers: Helpers, dtype: DType, is_shared: bool) -> str:
 
 def _device_store(helpers: Helpers, dtype: DType) -> str:
     """The same on a device, whose atomic operations are on words: memory begins and ends with whole ones, lowest byte first."""
-    ones, per_word, kind = 2**dtype.bits - 1, 32 // dtype.bits, f"{dtype.name[0]}8"
+    ones, per_word, kind = 2**dtype.bits - 1, 32 // dtype.bits, c_type(dtype)
     space, volatile = helpers.dialect.space("global"), "volatile " if helpers.dialect.spaces else ""
     take, put = helpers.dialect.atomics
     lines = (

@@ -1,6 +1,6 @@
 """What each operation on numbers is in C: an operator where C's own has the IR's meaning, else a call of a helper.
 
-Integers wrap without undefined behaviour: signed ones are added as unsigned ones. f16, bf16 and 8-bit floats are held as their bits, and
+Integers wrap without undefined behaviour: signed ones are added as unsigned ones. f16, bf16 and narrower floats are held as their bits, and
 computed with in f32.
 """
 
@@ -25,7 +25,7 @@ from tc.codegen.llvm.scalars import (
 from tc.codegen.llvm.vecmath import emit_math
 from tc.interp.scalars import number
 from tc.ir.arith import Facts
-from tc.ir.dtype import FLOAT8, DType, bf16, bool_, f16, f32
+from tc.ir.dtype import NARROW_FLOATS, DType, bf16, bool_, f16, f32
 from tc.ir.expr import (
     Add,
     And,
@@ -68,7 +68,7 @@ class CValue(NamedTuple):
         return self.text
 
 
-AS_BITS = (f16, bf16, *FLOAT8)
+AS_BITS = (f16, bf16, *NARROW_FLOATS)
 """Floats that are held as their bits."""
 
 _INFIX: dict[type[Expr], tuple[str, int]] = {Add: ("+", SUM), Sub: ("-", SUM), Mul: ("*", PRODUCT), Div: ("/", PRODUCT)}
@@ -87,7 +87,7 @@ def c_type(dtype: DType) -> str:
     if dtype.is_bool:
         return "u8"
     if dtype in AS_BITS:
-        return f"u{dtype.bits}"
+        return f"u{8 * dtype.size_bytes}"
     return dtype.name if dtype.bits >= 8 else f"{dtype.name[0]}8"
 
 

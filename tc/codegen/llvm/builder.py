@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
-from tc.ir.dtype import FLOAT8, SUB_BYTE, DType
+from tc.ir.dtype import NARROW_FLOATS, SUB_BYTE, DType
 
 LLVM_TYPES = {
     "f64": "double",
@@ -28,12 +28,12 @@ LLVM_TYPES = {
     "i8": "i8",
     "u8": "i8",
     "bool": "i1",
-    **{dtype.name: "i8" for dtype in (*FLOAT8, *SUB_BYTE)},
+    **{dtype.name: "i8" for dtype in (*NARROW_FLOATS, *SUB_BYTE)},
 }
 
 
 def llvm_type(dtype: DType) -> str:
-    """The LLVM type of a value in registers; a bool is an i1 there, and an i8 in memory. 8-bit floats and bf16 are their bits,
+    """The LLVM type of a value in registers; a bool is an i1 there, and an i8 in memory. bf16 and narrower floats are their bits,
     integers narrower than a byte extended to one."""
     return LLVM_TYPES[dtype.name]
 

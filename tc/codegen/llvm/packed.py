@@ -1,4 +1,4 @@
-"""Loads and stores of elements that share bytes: integers of four bits and of two, in the memory of tensors.
+"""Loads and stores of elements that share bytes: integers of four bits and of two, and floats of four, in the memory of tensors.
 
 A vector of neighbours is read as whole bytes, once for each place within a byte that a lane may have, and interleaved; nothing is read
 but bytes that hold an element wanted. Stores write whole bytes where all of their elements are theirs, and else change the bits of one

@@ -14,7 +14,7 @@ from tc.codegen.llvm.float8 import emit_from_float8, emit_rounded_to_odd, emit_t
 from tc.errors import CodegenError
 from tc.interp.scalars import number
 from tc.ir.arith import Facts, bounds
-from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bf16, f16, f32, f64, i8, int_range, u8
+from tc.ir.dtype import NARROW_FLOATS, SUB_BYTE, DType, bf16, f16, f32, f64, i8, int_range, u8
 from tc.ir.expr import (
     Add,
     BinaryExpr,
@@ -289,7 +289,7 @@ def emit_cast(builder: FunctionBuilder, value: Value, source: DType, target: DTy
     return _emit_plain_cast(builder, value, source, target)
 
 
-_AS_BITS = (bf16, *FLOAT8)
+_AS_BITS = (bf16, *NARROW_FLOATS)
 """Floats that are held as their bits."""
 
 _EXACT = 1 << 52
@@ -323,9 +323,9 @@ def _narrowed(builder: FunctionBuilder, value: Value, source: DType, target: DTy
 
 
 def extended(builder: FunctionBuilder, value: Value, dtype: DType) -> Value:
-    """The number that the lowest bits of a byte are in `dtype`, which is narrower."""
+    """The number that the lowest bits of a byte are in `dtype`, which is narrower; of a float, its bits."""
     bits = builder.binary("and", value, builder.int(2**dtype.bits - 1, value))
-    if dtype.kind == "uint":
+    if dtype.kind != "int":
         return bits
     sign = builder.int(2 ** (dtype.bits - 1), bits)
     return builder.binary("sub", builder.binary("xor", bits, sign), sign)

@@ -11,7 +11,7 @@ from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound, count_of, names_axis, without_axes
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import simplify
-from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bool_, f32, f64, i32, i64, largest_number, u8
+from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bf16, bool_, f8e8m0, f16, f32, f64, i32, i64, largest_number, u8
 from tc.ir.expr import const, select
 from tc.ir.graph import AttrValue
 from tc.ops.common import require_broadcasts_to
@@ -193,18 +193,21 @@ def import_clip(n: NodeContext) -> NodeResult:
 
 @onnx_op("Cast")
 def import_cast(n: NodeContext) -> NodeResult:
-    return _cast(n, n.value(0), n.attr("to_dtype"), bool(n.attr("saturate", 1)))
+    return _cast(n, n.value(0), n.attr("to_dtype"))
 
 
 @onnx_op("CastLike")
 def import_cast_like(n: NodeContext) -> NodeResult:
-    return _cast(n, n.value(0), n.value(1).dtype, bool(n.attr("saturate", 1)))
+    return _cast(n, n.value(0), n.value(1).dtype)
 
 
-def _cast(n: NodeContext, x: ModelValue, dtype: DType, saturate: bool = False) -> ModelValue:
+def _cast(n: NodeContext, x: ModelValue, dtype: DType) -> ModelValue:
     """`x` as another dtype; `saturate`: what is too large for an 8-bit float becomes its largest number."""
     if x.dtype == dtype:
         return x
+    saturate = bool(n.attr("saturate", 1))
+    if dtype is f8e8m0:
+        return _power_of_two(n, x, saturate, n.attr("round_mode", "up"))
     if saturate and dtype in FLOAT8:
         x = x if x.dtype.is_float and not x.dtype.is_storage else n.call("cast", x, dtype=f32)
         largest = largest_number(dtype)
@@ -212,6 +215,31 @@ def _cast(n: NodeContext, x: ModelValue, dtype: DType, saturate: bool = False) -
     if dtype in SUB_BYTE and x.dtype.is_float:  # rounded toward zero, then the lowest bits
         x = n.call("cast", x, dtype=i64 if x.dtype is f64 else i32)
     return n.call("cast", x, dtype=dtype)
+
+
+def _power_of_two(n: NodeContext, x: ModelValue, saturate: bool, mode: str) -> ModelValue:
+    """`x` as f8e8m0: the power of two that is next below, next above or nearest, of two as near ones the larger.
+
+    `saturate`: what is out of range, signs and infinities included, becomes the end of the range that is nearest; else NaN, as NaN does.
+    """
+    if x.dtype.is_storage or not x.dtype.is_float or x.dtype in (f16, bf16):
+        x = n.call("cast", x, dtype=f64 if x.dtype.is_int and x.dtype.bits >= 32 else f32)
+
+    def number(value: float) -> ModelValue:
+        return n.const(value, x.dtype)
+
+    least, largest = number(2.0**-127), number(2.0**127)
+    if saturate:
+        x = n.call("clip", x, least, largest)
+    else:
+        x = n.call("where", n.call("less", x, least), number(math.nan), x)
+    if mode in ("up", "down"):
+        # Three quarters of what lies between two powers are nearer to the lower one, and of the power itself just as near to itself.
+        below = n.call("cast", n.call("cast", n.call("mul", x, number(0.75)), dtype=f8e8m0), dtype=x.dtype)
+        x = below if mode == "down" else n.call("where", n.call("less", below, x), n.call("mul", below, number(2)), below)
+    elif mode != "nearest":
+        raise NodeError(f"{n.label}: round_mode is {mode!r}, but can be up, down and nearest")
+    return n.call("cast", x, dtype=f8e8m0)
 
 
 @onnx_op("Identity")

@@ -47,6 +47,8 @@ DTYPES: Mapping[int, DType] = {
     20: dtypes.f8e5m2fnuz,
     21: dtypes.u4,
     22: dtypes.i4,
+    23: dtypes.f4e2m1,
+    24: dtypes.f8e8m0,
     25: dtypes.u2,
     26: dtypes.i2,
 }
@@ -57,8 +59,8 @@ _OTHER_NAMES = {
     8: "string",
     14: "complex64",
     15: "complex128",
-    23: "float4e2m1",
-    24: "float8e8m0",
+    27: "float6e2m3",
+    28: "float6e3m2",
 }
 # Fields that hold values when raw_data does not: dtype name -> (field, numpy dtype of the stored bits)
 _VALUE_FIELDS = {
