@@ -329,10 +329,11 @@ _register_unary(
     defaults={"alpha": 0.2, "beta": 0.5},
     float_only=True,
 )
+_SIXTH = float(np.float32(1 / 6))  # ONNX's slope has 32 bits, for doubles too
 _register_unary(
     "hard_swish",
-    lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-    lambda x: x * Min(Max(x * _c(1 / 6, x) + _half(x), _c(0.0, x)), _c(1.0, x)),
+    lambda x: x * np.clip(x * np.asarray(_SIXTH, x.dtype) + np.asarray(0.5, x.dtype), 0, 1),
+    lambda x: x * Min(Max(x * _c(_SIXTH, x) + _half(x), _c(0.0, x)), _c(1.0, x)),
     float_only=True,
 )
 _register_unary("silu", lambda x: x / (1 + np.exp(-x)), lambda x: x * call("sigmoid", x), float_only=True)

@@ -167,6 +167,7 @@ FINISH = """
     cut_borders,
     hoist_guards,
     simplify_loops,
+    drop_unread_scratch,            # of loops that do not run for these attributes
     lift_workspace,
     mark_in_place,
     check_accesses,
@@ -184,6 +185,7 @@ DEVICE_FINISH = """
     partition_loops,
     hoist_guards,
     simplify_loops,
+    drop_unread_scratch,
     whole_vectors,
     lift_workspace(max_stack_bytes=0),  # what is outside of launches: a device does not see the host's stack
     mark_in_place,

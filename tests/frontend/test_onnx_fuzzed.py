@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import tc
 from tests.frontend.models import run_onnxruntime
@@ -169,3 +170,10 @@ def test_attention_of_few_rows_over_values_of_a_symbolic_width() -> None:
         shapes = {"x": (3, p, q), "k": (3, m, q), "v": (3, m, u)}
         feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
         np.testing.assert_allclose(module.run(feeds)["y"], run_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_slope_of_hard_swish_has_32_bits_for_doubles_too() -> None:
+    model = from_text("g (double[5] x) => (double[5] y) { y = HardSwish(x) }", 19)
+    feeds = {"x": np.array([-3.5, -1.0, 0.0, 1.5, 4.0])}
+
+    np.testing.assert_allclose(tc.compile(model, threads=1).run(feeds)["y"], ReferenceEvaluator(model).run(None, feeds)[0], rtol=1e-14)
