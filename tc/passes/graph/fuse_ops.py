@@ -140,9 +140,11 @@ def _fuse_bodies(func: Function, facts: tuple[DimFact, ...], work: _Work) -> Fun
 
 
 def _is_fusable(node: _Node) -> bool:
+    """Whether a kernel may hold it with others. As a view of memory a reshape is free; inside a kernel, each element would take the
+    divisions that tell where it comes from, which cost more than an element stored and loaded where no constant is divided by."""
     match node.binding.value:
         case Call(op=op):
-            return get_op(op).compute is not None
+            return get_op(op).compute is not None and not (get_op(op).view and node.shape.divides)
         case CallTir():
             return node.shape.kind is not FusionKind.OPAQUE
     return False

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from tc.ir.arith import Facts
 from tc.ir.contraction import Product, product_of
-from tc.ir.expr import Const, Expr, Load, Var, is_const
+from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
 from tc.ir.graph import Attrs
 from tc.ir.loop import PrimFunc
 from tc.ir.node import walk
@@ -63,13 +63,15 @@ class Reuse:
 class LoopShape:
     """What fusion needs to know of an operator: its kind and how it reads each operand (None: not read, or absent).
 
-    `gathers`: what it reads where depends on data. `reuses`: for each operand of a contraction that is one side of its products, every
+    `gathers`: what it reads where depends on data. `divides`: along its last axis, by numbers that are known at run time only, to find
+    what it reads. `reuses`: for each operand of a contraction that is one side of its products, every
     element of which could be copied, what shares an element.
     """
 
     kind: FusionKind
     accesses: tuple[Access | None, ...]
     gathers: bool = False
+    divides: bool = False
     reuses: tuple[Reuse | None, ...] = ()
 
 
@@ -95,14 +97,22 @@ def _loop_shape(operands: Sequence[Tensor | None], outputs: Sequence[Tensor]) ->
     stages = stages_of(outputs)
     kind = max((_stage_kind(stage) for stage in stages), default=FusionKind.ELEMENTWISE)
     accesses = tuple(_operand_access(operand, outputs, stages) for operand in operands)
-    gathers = any(any(reads_data(index) for index in read.indices) for stage in stages for read in reads(stage))
+    indices = [(index, stage) for stage in stages for read in reads(stage) for index in read.indices]
+    gathers = any(reads_data(index) for index, _ in indices)
+    divides = any(bool(stage.axes) and _divides(index, stage.axes[-1]) for index, stage in indices)
     reuses = _reuses(operands, stages) if kind is FusionKind.CONTRACTION else tuple(None for _ in operands)
-    return LoopShape(kind, accesses, gathers, reuses)
+    return LoopShape(kind, accesses, gathers, divides, reuses)
 
 
 def reads_data(index: Expr) -> bool:
     """Whether an index of a tensor expression is, or is made of, elements of a tensor."""
     return any(isinstance(node, (Read, Load)) for node in walk(index))
+
+
+def _divides(index: Expr, axis: Var) -> bool:
+    """Whether what the axis runs over is divided by what no constant is."""
+    parts = (node for node in walk(index) if isinstance(node, (FloorDiv, FloorMod)))
+    return any(not isinstance(node.rhs, Const) and axis in variables(node.lhs) for node in parts)
 
 
 def _reuses(operands: Sequence[Tensor | None], stages: Sequence[Stage]) -> tuple[Reuse | None, ...]:
