@@ -33,6 +33,8 @@ _TYPE_NAMES = {
     "int64": I64, "uint8": U8, "uint16": U16, "uint32": U32, "uint64": U64,
 }  # fmt: skip
 MOST_ELEMENTS = 6000
+LEARNING, MICROSOFT = "ai.onnx.ml", "com.microsoft"
+DOMAINS = {LEARNING: 3, MICROSOFT: 1}  # with the version that rows are written for
 REFERENCE_SINCE = 18  # the reference evaluator takes many operators of older opsets for those of today
 
 
@@ -118,6 +120,11 @@ class Builder:
         self.ir_version = max(
             4, helper.find_min_ir_version_for(opsets, ignore_unknown=True)
         )  # before 4, constants are inputs
+
+    def imports(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.OperatorSetIdProto]:
+        """The opsets of the nodes' domains, ONNX's own first."""
+        used = {node.domain for node in nodes}
+        return [*self.opsets, *(helper.make_opsetid(name, version) for name, version in DOMAINS.items() if name in used)]
 
     # chance
 
@@ -427,18 +434,19 @@ class Builder:
     def add(self, node: onnx.NodeProto) -> list[Held]:
         """Add a finished node; results that are no tensors get no `Held` in the pool."""
         shared = self.shared
+        by_both = self._native(node) and node.domain != MICROSOFT
         try:
-            done = step(node, shared.values, shared.errors, self.opsets, self.ir_version, both=self._native(node))
+            done = step(node, shared.values, shared.errors, self.imports([node]), self.ir_version, both=by_both)
         except (Failed, Unstable) as error:
             raise Rejected(f"{node.op_type}: {error}") from error
         if (
             self.style.both
-            and self._native(node)
+            and by_both
             and has_onnxruntime()
             and not (done.by_reference and done.by_onnxruntime)
         ):
             raise Rejected(f"{node.op_type}: only one oracle runs it: {done.missing}")
-        if not done.by_onnxruntime and self.style.opset < REFERENCE_SINCE and has_onnxruntime():
+        if not done.by_onnxruntime and not node.domain and self.style.opset < REFERENCE_SINCE and has_onnxruntime():
             raise Rejected(f"{node.op_type}: the reference evaluator knows no old opsets")
         held = []
         for name, value, error in zip([n for n in node.output if n], done.outputs, done.errors):

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper
 
 from tc.fuzz.builder import ALL, BF16, BOOL, F16, F32, F64, I32, I64, Builder, Held, Input, Rejected, Style
-from tc.fuzz.operators import control, elementwise, indexing, network, quantize, reduce, shape, window
+from tc.fuzz.operators import control, domains, elementwise, indexing, network, quantize, reduce, shape, window
 from tc.fuzz.operators.row import Row
 
 OLDEST_OPSET = 7
@@ -106,6 +106,7 @@ ROWS: tuple[Row, ...] = (
     *window.ROWS,
     *network.ROWS,
     *quantize.ROWS,
+    *domains.ROWS,
     *control.rows(grow),
 )
 INDEXING = frozenset(
@@ -174,7 +175,7 @@ def prune(b: Builder, outputs: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
     ]
     constants = [t for t in b.shared.initializers if t.name in needed]
     graph = helper.make_graph(nodes[::-1], "g", inputs, outputs, constants)
-    return helper.make_model(graph, opset_imports=b.opsets, ir_version=b.ir_version, producer_name="tc")
+    return helper.make_model(graph, opset_imports=b.imports(nodes), ir_version=b.ir_version, producer_name="tc")
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:

@@ -116,3 +116,8 @@ def operators(imported: Imported) -> list[str]:
 
     visit(imported.module.main)
     return found
+
+
+def from_text(text: str, opset: int = 17) -> onnx.ModelProto:
+    """The model of a graph in ONNX's text form."""
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')

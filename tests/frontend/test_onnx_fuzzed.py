@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 import tc
-from tests.frontend.models import run_onnxruntime
+from tests.frontend.models import from_text, run_onnxruntime
 
 SMALL = np.array([[-2, 3], [4, 0]])
 CASES = {
@@ -98,10 +97,6 @@ CASES = {
         np.array([[2, 1], [-3, 1], [2, 1]], np.float32),
     ),
 }  # fmt: skip
-
-
-def from_text(text: str, opset: int) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
 
 
 @pytest.mark.parametrize("name", CASES)

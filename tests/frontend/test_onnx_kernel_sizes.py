@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 import tc
-from tests.frontend.models import run_onnxruntime
-
-
-def from_text(text: str, opset: int = 17) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
+from tests.frontend.models import from_text, run_onnxruntime
 
 
 def counted(*shape: int) -> np.ndarray:

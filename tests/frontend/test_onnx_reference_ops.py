@@ -7,12 +7,7 @@ import onnx
 import pytest
 
 import tc
-from tests.frontend.models import run_onnxruntime
-
-
-def from_text(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
-
+from tests.frontend.models import from_text, run_onnxruntime
 
 BOXES = np.array([[[0, 0, 1, 1], [0, 0, 1, 1.1], [2, 2, 3, 3]]], np.float32)
 SCORES = np.array([[[0.9, 0.8, 0.7]]], np.float32)

@@ -47,8 +47,10 @@ def import_matmul_nbits(n: NodeContext) -> NodeResult:
         raise NodeError(f"MatMulNBits: K = {depth}, N = {count}, blocks of {block} terms of {bits} bits")
     if n.attr("weight_prepacked", 0):
         raise UnsupportedError("MatMulNBits with weights that are packed for one processor", code="TC1013")
-    if not x.rank or not is_const(x.shape[-1], depth):
+    if not x.rank or (isinstance(x.shape[-1], Const) and not is_const(x.shape[-1], depth)):
         raise NodeError(f"MatMulNBits: A is {x.type}, but K is {depth}")
+    if not isinstance(x.shape[-1], Const):
+        x = n.call("reshape", x, shape=(*x.shape[:-1], depth))  # when it runs it is checked to be so long
     weights = _read_weights(n, count, depth, block, _UNSIGNED[bits])
     wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
     if weights.order is not None:

@@ -71,7 +71,7 @@ def _cut(loop: For, facts: Facts) -> Stmt:
 
 def _reached(loop: For, facts: Facts) -> Expr:
     """The iterations up to the last one in which something may happen, where a number of dims decides that of a constant number."""
-    if not isinstance(loop.extent, Const) or loop.extent.value < 2 or loop.kind is not LoopKind.SERIAL:
+    if not isinstance(loop.extent, Const) or loop.extent.value < 2 or loop.kind is LoopKind.PARALLEL:
         return loop.extent
     limit = _iterations(loop, facts, safe=False) if _is_all_guarded(loop.body, loop.var) else None
     if limit is None or isinstance(limit, Const):

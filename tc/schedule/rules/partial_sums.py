@@ -14,6 +14,7 @@ from math import prod
 from tc.ir.arith import prove
 from tc.ir.expr import Buffer, Const, equal
 from tc.ir.loop import annotation
+from tc.ir.types import product
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in
 from tc.schedule.rules.common import extent_value, lanes_for, loads_of, loops_inside
@@ -93,7 +94,7 @@ def reduce_in_lanes(
     loops = list(schedule.loops_of(name))
     around = loops[loops.index(depth[0]) :]
     schedule.reorder(*(loop for loop in around if loop not in depth), *depth)
-    depth = _joined(schedule, info, depth)
+    depth = joined_terms(schedule, info, depth)
     extent = extent_value(schedule, depth[-1])
     if terms < lanes or (extent is not None and extent < lanes):
         schedule.decompose_reduction(name, depth[0])
@@ -151,7 +152,7 @@ def choose_accumulators(schedule: Schedule, block: str, extent: int | None, lane
     return schedule.choose(block, "accumulators", options, default)
 
 
-def _joined(schedule: Schedule, info: BlockInfo, depth: list[str]) -> list[str]:
+def joined_terms(schedule: Schedule, info: BlockInfo, depth: list[str]) -> list[str]:
     """The reduction loops, those fused over which memory is dense, the innermost last."""
     order = list(schedule.loops_of(info.name))
     *rest, last = depth
@@ -171,10 +172,11 @@ def _is_dense(schedule: Schedule, info: BlockInfo, outer: str, inner: str) -> bo
         if not all(places):
             continue
         (a, *more), (b, *others) = places
-        if more or others or b - a not in (0, 1):
+        inside = range(b, b + 1 + len(others))
+        if more or [b, *others] != list(inside) or b - a not in (0, 1) or (others and a == b):
             return False
         size = schedule.extent_of(inner)
-        if b == a + 1 and prove(equal(load.buffer.shape[b], size)) is not True:
+        if b == a + 1 and prove(equal(product(tuple(load.buffer.shape[k] for k in inside)), size)) is not True:
             return False
         found = True
     return found
@@ -291,7 +293,7 @@ def reduce_in_columns(
     is_tile = extent is not None and extent <= width
     is_short = is_short or not _is_known_before(schedule, depth)
     if is_tile and rounds(info) and not is_short and _extent(schedule, depth) > 2 * CHAIN:
-        _columns_in_parts(schedule, name, _joined(schedule, info, depth), others, lanes)
+        _columns_in_parts(schedule, name, joined_terms(schedule, info, depth), others, lanes)
         return
     if is_tile:
         vectorize_tile(schedule, lane, lanes)
@@ -353,7 +355,7 @@ def reduce_parts(schedule: Schedule, name: str, terms: int, *, is_row: bool) -> 
     depth = driving_loops(info, loops, info.reduction_axes)
     spatial = [loop for loop in loops if loop not in depth]
     schedule.reorder(*spatial, *depth)
-    depth = _joined(schedule, info, depth) if is_row else depth
+    depth = joined_terms(schedule, info, depth) if is_row else depth
     parts = cut(schedule, depth, spatial, terms, terms, 1)
     part = schedule.rfactor(name, parts)
     if not is_row:

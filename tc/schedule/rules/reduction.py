@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Expr, FloorMod, Load, Var, is_const
+from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
 from tc.ir.loop import LoopKind
 from tc.ir.node import children, walk
-from tc.ir.polynomial import linear_coefficients
+from tc.ir.polynomial import polynomial
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, block_infos, consumers
 from tc.schedule.rules.common import (
@@ -33,6 +33,7 @@ from tc.schedule.rules.partial_sums import (
     FEW_VECTORS,
     accumulators_for,
     choose_accumulators,
+    joined_terms,
     reduce_in_columns,
     reduce_in_lanes,
     reduce_parts,
@@ -110,7 +111,8 @@ def schedule_stages(schedule: Schedule, target: Target) -> str | None:
 
 
 def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> set[str]:
-    """Make a version of the program for short reductions; the names of its blocks, none where lengths are known."""
+    """Make a version of the program for short reductions; the names of its blocks, none where lengths are known, or where terms lie in
+    several pieces of memory: to take them for one row, each would be divided into a piece and a place in it."""
     if any(info.reduction_axes for info in _writers_of_results(schedule)):
         return set()
     first = next(info for info in infos if info.reduction_axes)
@@ -118,8 +120,11 @@ def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> 
     if (not rounds(first) and len(infos) == 1) or all(extent_value(schedule, loop) is not None for loop in depth):
         return set()
     terms = MOST_SHORT_STEPS if keeps_last_axis(first) else CHAIN * ACCUMULATORS * lanes_for(first, target)
+    *pieces, row = joined_terms(schedule, first, depth)
+    if pieces:
+        return set()
     names = [info.name for info in infos]
-    return set(split_off(schedule, names, lambda: schedule.specialize(schedule.fuse(*depth), terms + 1)).values())
+    return set(split_off(schedule, names, lambda: schedule.specialize(row, terms + 1)).values())
 
 
 def _writers_of_results(schedule: Schedule) -> list[BlockInfo]:
@@ -399,18 +404,16 @@ def keeps_last_axis(info: BlockInfo) -> bool:
 
 def _is_contiguous_along(index: Expr, axes: tuple[Var, ...]) -> bool:
     """Whether an index has one of `axes`, be it in the steps of a window, but not as the number of a part: times its size."""
-    if isinstance(index, FloorMod):  # of axes that were fused
-        index = index.lhs
-    used = [axis for axis in axes if _moves(index, axis)]
-    form = linear_coefficients(index, used)
-    if form is None:
-        return bool(used)
-    steps = [step for axis in used if isinstance(step := form[0].get(axis), Const)]
-    return any(0 < step.value < PART_ROWS for step in steps)
+    return any(0 < step < PART_ROWS for step in _steps_along(index, axes))
 
 
-def _moves(index: Expr, axis: Var) -> bool:
-    """Whether an index depends on an axis other than through memory: neighbours in what data points to may be anywhere."""
-    if isinstance(index, Load):
-        return False
-    return index is axis or any(isinstance(part, Expr) and _moves(part, axis) for part in children(index))
+def _steps_along(index: Expr, axes: tuple[Var, ...]) -> Iterator[int]:
+    """How far apart neighbours along one of the axes read, as far as numbers tell; not where it is divided by what is not known."""
+    for monomial, factor in polynomial(index).terms.items():
+        for atom in monomial if len(monomial) == 1 else ():
+            if atom in axes:
+                yield factor
+            elif isinstance(atom, FloorMod) or (isinstance(atom, FloorDiv) and isinstance(atom.rhs, Const)):
+                yield from (step * factor for step in _steps_along(atom.lhs, axes))
+            elif not isinstance(atom, (FloorDiv, Load)):
+                yield from (step * factor for part in children(atom) if isinstance(part, Expr) for step in _steps_along(part, axes))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import gcd, prod
 
-from tc.ir.expr import Const, FloorMod, Load, Var, is_const
+from tc.ir.arith import prove
+from tc.ir.expr import Const, Expr, FloorMod, Load, Var, equal, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
 from tc.ir.uses import reads_memory, variables
@@ -55,6 +56,9 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         return
     if len(loops) > 1 and is_flat(info) and schedule.choose(block, "flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
+    elif (dense := _dense_loops(info, loops)) > 1 and _is_short(schedule, loops[-1], lanes_for(info, target)):
+        loops = [*loops[:-dense], schedule.fuse(*loops[-dense:])]
+    info = block_info(schedule, block)
     if _schedule_squares(schedule, info, loops, target):
         return
     info, loops = block_info(schedule, block), list(schedule.loops_of(block))  # some may have been joined
@@ -287,6 +291,43 @@ def is_flat(info: BlockInfo) -> bool:
     used = [index for index in store.indices if not isinstance(index, Const)]
     in_order = len(used) == len(axes) and all(a is b for a, b in zip(used, axes, strict=True))
     return in_order and not _value_vars(info)
+
+
+def _dense_loops(info: BlockInfo, loops: list[str]) -> int:
+    """How many of the last loops may be one: every operand is read at the places that are written along them, in memory as dense as the
+    result, or at one place for all of them."""
+    store, axes = info.writes[0], [axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name in loops]
+    if len(info.writes) != 1 or [axis.value.name for axis in info.block.axes if axis.var in axes] != loops:  # type: ignore[attr-defined]
+        return 1
+    used = _value_vars(info) | variables(info.block.where)
+    extents = {inner.var.name: inner.extent for inner in info.loops}
+    accesses: tuple[Load | Store, ...] = (store, *loads_of(info))
+    count = 0
+    for place, axis in enumerate(reversed(axes), 1):
+        if axis in used or any(axis in variables(extent) for extent in extents.values()):
+            break
+        if not all(_is_dense(access, axes[-place:], [extents[name] for name in loops[-place:]]) for access in accesses):
+            break
+        count = place
+    return count
+
+
+def _is_dense(access: Load | Store, axes: list[Var], extents: list[Expr]) -> bool:
+    """Whether the last indices are the axes, which run through all of these dims but the first; or no index has one of them."""
+    dims = [(index, dim) for index, dim in zip(access.indices, access.buffer.shape, strict=True) if not is_const(dim, 1)]
+    if isinstance(access, Load) and not any(set(axes) & axes_in(index) for index, _ in dims):
+        return True
+    found, before = dims[-len(axes) :], dims[: -len(axes)]
+    if len(found) != len(axes) or any(set(axes) & axes_in(index) for index, _ in before):
+        return False
+    same = all(index is axis for (index, _), axis in zip(found, axes, strict=True))
+    return same and all(prove(equal(dim, extent)) is True for (_, dim), extent in zip(found[1:], extents[1:], strict=True))
+
+
+def _is_short(schedule: Schedule, loop: str, lanes: int) -> bool:
+    """Whether a loop is of few vectors, or of who knows how many, or the last one is not full."""
+    extent = extent_value(schedule, loop)
+    return extent is None or extent < ROW_VECTORS * lanes or extent % lanes > 0
 
 
 def _value_vars(info: BlockInfo) -> set[Var]:
