@@ -20,26 +20,13 @@ from tc.fuzz.builder import Input
 from tc.fuzz.evaluate import Failed, Feeds, ValueTrace, disagreement, run_onnxruntime, trace
 from tc.fuzz.generate import Case, live_names, without_dead_nodes
 
-# What both oracles run and `tc` does not, yet: the operator, and what the refusal says. Everything else that is refused is a defect.
-KNOWN_REFUSALS: tuple[tuple[str, str], ...] = (
-    ("Reduce*, Squeeze, Unsqueeze", r"axes \(input 1\) must be constant"),
-    ("Squeeze", r"Squeeze without axes: whether the dim \S+ is 1 is not known"),
-    ("DeformConv", r"DeformConv of ONNX, opset \d+, is not supported: it has no operator in tc"),
-    ("Reshape, Expand, Slice, Tile, Resize", r"depends on data, so its length must be known"),
-    ("GatherND", r"how many axes are chosen is not known"),
-    ("Pad", r"Pad: axes \(input 3\) must be constant"),
-    ("SplitToSequence", r"split \(input 1\) must be constant"),
-    ("SplitToSequence", r"the number of parts of the dim \S+ is not known"),
-    ("SequenceAt", r"the position \(input 1\) must be constant"),
-)
-
 Tell = Callable[[str, int, int], None]
 FAILURES = ("wrong", "crash", "timeout", "internal", "refused", "unchecked")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one model. `kind`: "ok", "undecided" (no oracle, or they disagree), "known" (a listed refusal), or one of FAILURES:
+    """What came of one model. `kind`: "ok", "undecided" (no oracle, or they disagree), or one of FAILURES:
     "internal" is a refusal in words that are not `tc`'s own, "unchecked" a bad index that went through. `run` says on which inputs,
     `oracles` how many of them ran it."""
 
@@ -191,8 +178,6 @@ def _refusal(model: onnx.ModelProto, error: Exception, wanted: Expected, index: 
     text = f"{type(error).__name__}: {error.said if isinstance(error, InternalError) else error}"  # not where its reproducer is
     if wanted.oracles < 2:
         return Verdict("undecided", f"one oracle runs what tc does not: {text}", index)
-    if any(re.search(pattern, text) for _, pattern in KNOWN_REFUSALS):
-        return Verdict("known", text, index)
     return Verdict(
         "refused" if (isinstance(error, TcError) and type(error) not in (InputError, InternalError)) or index else "internal",
         text,
