@@ -168,10 +168,10 @@ def compile_model(
         first. Without it, kernels for a device have the schedules that come with tc for its architecture, where some do.
     threads: how many threads a call may use; by default what TC_NUM_THREADS or OMP_NUM_THREADS say, else one a core.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
-        normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, in which one infinite or NaN
-        input may spoil a tile of results). "strict" computes each operator as it is defined, every sum
-        and product rounded by itself; the terms of a reduction are added in the order of the kernel's schedule, as trees where they are
-        many: errors have the bounds that README states in either case.
+        normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method and transposed ones by phases of
+        their strides, in which one infinite or NaN input may spoil results beside those it reaches). "strict" computes each operator as
+        it is defined, every sum and product rounded by itself; the terms of a reduction are added in the order of the kernel's schedule,
+        as trees where they are many: errors have the bounds that README states in either case.
     verify: "auto" checks IR that is given as such, "never" none. "always" checks the IR of every stage, and compares every compiled
         kernel that one small random input reaches with the reference interpreter: VerifyError naming node and kernel.
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.

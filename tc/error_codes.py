@@ -146,7 +146,7 @@ _IMPORT = (
         "UnsupportedError",
         "an element type that is not supported",
         "ONNX has the element type, tc has no arithmetic or no storage for it.",
-        ("complex numbers, floats of four bits, exponents alone (float8e8m0)", "weights in a rare block format of GGUF"),
+        ("complex numbers, floats of six bits", "weights in a rare block format of GGUF"),
         ("convert the tensors to a type of the list in the message (Cast, or onnx.numpy_helper)",),
         "input 'x' has the element type complex64, which tc does not have",
         "dtype",

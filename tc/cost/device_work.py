@@ -429,7 +429,7 @@ class _Walk:
 
 
 _CHEAP = frozenset(
-    "fma floor ceil round trunc abs sign isnan isinf float_bits bit_not bit_and bit_or bit_xor shift_left shift_right".split()
+    "fma floor ceil round trunc abs sign isnan isinf float_bits float_of_bits bit_not bit_and bit_or bit_xor shift_left shift_right".split()
 )
 
 

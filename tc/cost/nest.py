@@ -62,7 +62,8 @@ KINDS = ("multiply-add", "multiply", "add", "extremum", "divide", "compare", "co
 _KIND_OF: dict[type, int] = {Mul: 1, Add: 2, Sub: 2, Min: 3, Max: 3, Div: 4, FloorDiv: 4, FloorMod: 4, Select: 5, Not: 5}
 _KIND_OF |= {Cast: 6, Narrow: 6}
 _CHEAP_CALLS = frozenset(
-    "fma floor ceil round trunc abs sign isnan isinf float_bits round_tf32 bit_not bit_and bit_or bit_xor shift_left shift_right".split()
+    "fma floor ceil round trunc abs sign isnan isinf float_bits float_of_bits round_tf32 bit_not bit_and bit_or bit_xor "
+    "shift_left shift_right".split()
 )
 
 

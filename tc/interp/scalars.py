@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import VerifyError
-from tc.ir.dtype import NARROW_FLOATS, DType, bf16, f4e2m1, f8e8m0, f32, f64, i64, int_range, round_to
+from tc.ir.dtype import NARROW_FLOATS, DType, bf16, f4e2m1, f8e8m0, f32, f64, i64, int_range, round_to, u32, u64
 from tc.ir.expr import Const
 
 Scalar = Any
@@ -222,6 +222,13 @@ def _float_bits(x: Scalar, dtype: DType) -> Scalar:
     return dtype.numpy.type(x).view(f"u{dtype.size_bytes}")
 
 
+def _float_of_bits(x: Scalar, dtype: DType) -> Scalar:
+    """VerifyError for another type than u32 and u64."""
+    if dtype not in (u32, u64):
+        raise VerifyError(f"float_of_bits is not defined for {dtype}")
+    return dtype.numpy.type(x).view(f"f{dtype.size_bytes}")
+
+
 def _fma(a: float, b: float, c: float, dtype: DType) -> Scalar:
     """a * b + c, rounded once."""
     product = a * b
@@ -270,6 +277,7 @@ def _integer_functions(dtype: DType) -> dict[str, Callable[..., Scalar]]:
         "shift_left": wrapped(lambda a, n: a << n if 0 <= n < bits else 0),
         "shift_right": wrapped(lambda a, n: a >> n if 0 <= n < bits else -(a < 0)),
         "fmod": wrapped(_remainder),
+        "float_of_bits": lambda x: _float_of_bits(x, dtype),
         "pow": wrapped(lambda a, n: pow(a, n, 1 << bits) if n >= 0 else _inverse_power(a, n)),
     }
 

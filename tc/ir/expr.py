@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Union
 
-from tc.ir.dtype import DType, bool_, f64, i64, u32, u64
+from tc.ir.dtype import DType, bool_, f32, f64, i64, u32, u64
 from tc.ir.interning import Interned, NeverShared
 from tc.ir.node import Node
 
@@ -299,7 +299,7 @@ class MathCall(Expr):
 MATH_CALLS: dict[str, int] = {
     **dict.fromkeys(
         "exp exp2 log log2 log1p expm1 tanh erf normal_cdf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt "
-        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32 decay exp_brief float_bits".split(),
+        "floor ceil round trunc abs sign isnan isinf bit_not round_tf32 decay exp_brief float_bits float_of_bits".split(),
         1,
     ),
     **dict.fromkeys("pow fmod bit_and bit_or bit_xor shift_left shift_right".split(), 2),
@@ -315,7 +315,7 @@ has 11 significant bits, of two the one with the greater magnitude: what a matri
 is 1 / y, and low / y and high / y are below 2^20: so the quotient is found by products.
 `decay(x)` is exp(x) for x at most 0; what is no normal number may be 0.
 `exp_brief(x)` is exp(x) for what is rounded to 16 bits: off by no more than 2^-22 (1 + |x|) of it, and 0 where it is no normal number.
-`float_bits(x)` is the u32 or u64 that an f32 or f64 is in memory."""
+`float_bits(x)` is the u32 or u64 that an f32 or f64 is in memory, `float_of_bits(x)` the f32 or f64 that a u32 or u64 is."""
 
 
 TRUE = Const(True, bool_)
@@ -564,11 +564,14 @@ def result_of_call(name: str, dtype: DType) -> DType:
     """The dtype of an intrinsic of arguments of `dtype`."""
     if name in ("isnan", "isinf"):
         return bool_
+    if name == "float_of_bits":
+        return f64 if dtype.bits == 64 else f32
     return dtype if name != "float_bits" else u64 if dtype.bits == 64 else u32
 
 
 def call(name: str, *args: Expr, dtype: DType | None = None) -> MathCall:
-    """`name(*args)`; the result has the dtype of the first argument unless said otherwise (isnan, isinf: bool; float_bits: an integer)."""
+    """`name(*args)`; the result has the dtype of the first argument unless said otherwise: isnan and isinf give a bool, float_bits an
+    integer, float_of_bits a float."""
     assert MATH_CALLS.get(name) == len(args), f"no intrinsic {name} with {len(args)} arguments"
     if dtype is None:
         dtype = result_of_call(name, args[0].dtype) if args else i64

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tc.errors import VerifyError
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.coverage import first_uncovered
-from tc.ir.dtype import bool_, f32, f64, i64
+from tc.ir.dtype import bool_, f32, f64, i64, u32, u64
 from tc.ir.expr import (
     MATH_CALLS,
     And,
@@ -375,6 +375,8 @@ class _LoopVerifier:
                     raise self.fail(f"there is no intrinsic {name} with {len(args)} arguments")
                 if name == "float_bits" and (args[0].dtype not in (f32, f64) or expr.dtype is not result_of_call(name, args[0].dtype)):
                     raise self.fail(f"{expr} makes {expr.dtype} of {args[0].dtype}, must make u32 of f32 or u64 of f64")
+                if name == "float_of_bits" and (args[0].dtype not in (u32, u64) or expr.dtype is not result_of_call(name, args[0].dtype)):
+                    raise self.fail(f"{expr} makes {expr.dtype} of {args[0].dtype}, must make f32 of u32 or f64 of u64")
         if isinstance(expr, (BinaryExpr, CompareExpr, MathCall)):
             for operand in children(expr):
                 if isinstance(operand, Expr) and operand.dtype.is_storage:

@@ -2,6 +2,7 @@
 
 from tc.ops import (
     attention,
+    bitcast,
     block_products,
     blocked,
     chosen,
@@ -35,6 +36,7 @@ from tc.ops import (
 
 __all__ = [
     "attention",
+    "bitcast",
     "block_products",
     "blocked",
     "chosen",

@@ -208,6 +208,8 @@ def emit_integer_math(builder: FunctionBuilder, name: str, args: tuple[Value, ..
     b, x = builder, args[0]
     zero = b.int(0, x)
     match name:
+        case "float_of_bits":
+            return b.bitcast(x, "double" if dtype.bits == 64 else "float")
         case "abs":
             if dtype.kind == "uint":
                 return x

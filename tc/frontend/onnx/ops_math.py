@@ -14,6 +14,7 @@ from tc.ir.arith import simplify
 from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bf16, bool_, f8e8m0, f16, f32, f64, i32, i64, largest_number, u8
 from tc.ir.expr import const, select
 from tc.ir.graph import AttrValue
+from tc.ops.bitcast import has_bitcast
 from tc.ops.common import require_broadcasts_to
 
 # -- elementwise
@@ -199,6 +200,18 @@ def import_cast(n: NodeContext) -> NodeResult:
 @onnx_op("CastLike")
 def import_cast_like(n: NodeContext) -> NodeResult:
     return _cast(n, n.value(0), n.value(1).dtype)
+
+
+@onnx_op("BitCast")
+def import_bit_cast(n: NodeContext) -> NodeResult:
+    x, dtype = n.value(0), n.attr("to_dtype")
+    if x.dtype.bits != dtype.bits and not (x.dtype.is_bool or dtype.is_bool):
+        raise NodeError(f"BitCast: {x.dtype} has {x.dtype.bits} bits, {dtype} has {dtype.bits}")
+    if x.dtype is dtype:
+        return x
+    if not has_bitcast(x.dtype, dtype):
+        raise UnsupportedError(f"BitCast of {x.dtype} to {dtype}", code="TC1012")
+    return n.call("bitcast", x, dtype=dtype)
 
 
 def _cast(n: NodeContext, x: ModelValue, dtype: DType) -> ModelValue:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tc.interp import run_prim_func
-from tc.ir.dtype import ALL_DTYPES, DType, bf16, f16, f32, f64, int_range
+from tc.ir.dtype import ALL_DTYPES, DType, bf16, f16, f32, f64, int_range, u32, u64
 from tc.ir.expr import (
     MATH_CALLS,
     Add,
@@ -42,7 +42,7 @@ COUNT = 160
 
 FLOATS = (f64, f32, f16, bf16)
 INTEGERS = tuple(d for d in ALL_DTYPES if d.is_int and d.bits >= 8)
-EXACT = frozenset(("sqrt", "floor", "ceil", "round", "trunc", "abs", "sign", "isnan", "isinf", "fmod", "fma", "round_tf32", "float_bits"))
+EXACT = frozenset("sqrt floor ceil round trunc abs sign isnan isinf fmod fma round_tf32 float_bits float_of_bits".split())
 """Functions of floats that give the same bits as the meaning."""
 
 
@@ -151,6 +151,8 @@ _OF_INTEGERS = ("abs", "sign", "floor", "ceil", "round", "trunc", "isnan", "isin
 def _has(name: str, dtype: DType) -> bool:
     if dtype.is_bool:
         return name in _BITS
+    if name == "float_of_bits":
+        return dtype in (u32, u64)
     if dtype.is_int:
         return name in _OF_INTEGERS
     if name == "float_bits":
