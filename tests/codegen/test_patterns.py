@@ -105,8 +105,9 @@ def test_rows_of_padding_read_nothing_outside_of_the_buffer(shape: tuple[int, in
         return Select(logical_and(*inside), x[i - 1, j - 1], const(0.0, f32))
 
     schedule = Schedule(te.create_prim_func("f", (x,), (te.compute((rows + 2, columns + 2), padded, "y"),)))
-    _, lane = schedule.split("j", 16)
+    vectors, lane = schedule.split("j", 16)
     schedule.vectorize(lane)
+    schedule.parallel(schedule.fuse("i", vectors))  # such loops are not cut where the padding ends
     final = finish_loops(schedule.func)
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
@@ -157,8 +158,9 @@ def test_rows_of_a_concatenation_read_nothing_outside_of_their_buffers() -> None
     x, y = te.placeholder((3, 32), f32, "x"), te.placeholder((2, 32), f32, "y")
     joined = te.compute((5, 32), lambda i, j: Select(i < 3, x[i, j], y[i - 3, j]), "z")
     schedule = Schedule(te.create_prim_func("f", (x, y), (joined,)))
-    _, lane = schedule.split("j", 16)
+    vectors, lane = schedule.split("j", 16)
     schedule.vectorize(lane)
+    schedule.parallel(schedule.fuse("i", vectors))
     final = finish_loops(schedule.func)
     a, b = (np.random.default_rng(k).standard_normal((rows, 32)).astype(np.float32) for k, rows in enumerate((3, 2)))
 
@@ -173,7 +175,8 @@ def test_rows_that_start_at_a_minimum_are_found_once() -> None:
     x = te.placeholder((n, 64), f32, "x")
     schedule = Schedule(te.create_prim_func("f", (x,), (te.compute((n, 64), lambda i, j: x[i, j] + 1.0, "y"),), (n,)))
     schedule.specialize("i", 4)
-    _, row = schedule.split_overlapped("i", 4)
+    rows, row = schedule.split_overlapped("i", 4)
+    schedule.parallel(rows)
     _, column = schedule.split("j", 16)
     schedule.vectorize(column)
     schedule.unroll(row)

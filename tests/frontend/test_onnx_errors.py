@@ -189,11 +189,6 @@ CASES: dict[str, tuple[Callable[[], Any], type[TcError], str]] = {
         ModelError,
         "the_y: Range from 0.0 to inf by 1.0 has no number of elements",
     ),
-    "float4 input": (
-        lambda: changed(lambda m: set_dtype(m, TensorProto.FLOAT4E2M1)),
-        UnsupportedError,
-        "element type float4e2m1",
-    ),
     "complex input": (
         lambda: changed(lambda m: set_dtype(m, TensorProto.COMPLEX64)),
         UnsupportedError,

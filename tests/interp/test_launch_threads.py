@@ -20,7 +20,7 @@ def program(body: str, signature: str = "A: f32[8], B: f32[8]", depth: int = 1, 
 def reported(func: PrimFunc) -> str:
     with pytest.raises(VerifyError) as error:
         run_prim_func(func, [np.arange(8, dtype=np.float32)])
-    return str(error.value)
+    return error.value.message
 
 
 def in_block(body: str, shared: str = "f32[8]") -> PrimFunc:
