@@ -30,9 +30,17 @@ def test_the_bytes_stay(pair: tuple[np.dtype, np.dtype]) -> None:
         assert module(x).tobytes() == data.tobytes()
 
 
-def test_other_widths_are_refused() -> None:
-    to = helper.np_dtype_to_tensor_dtype(np.dtype(np.int16))
-    model = make_model([node("BitCast", "x", "y", to=to)], {"x": (np.float32, [3])}, ["y"], opset=26)
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        (np.float32, np.int16, "f32 has 32 bits, i16 has 16"),
+        (np.float32, np.bool_, "f32 has 32 bits, bool has 8"),
+        (np.bool_, np.int16, "bool has 8 bits, i16 has 16"),
+    ],
+)
+def test_other_widths_are_refused(source: type, target: type, words: str) -> None:
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(target))
+    model = make_model([node("BitCast", "x", "y", to=to)], {"x": (source, [3])}, ["y"], opset=26)
 
-    with pytest.raises(ModelError, match="f32 has 32 bits, i16 has 16"):
+    with pytest.raises(ModelError, match=words):
         tc.compile(model)

@@ -205,7 +205,7 @@ def import_cast_like(n: NodeContext) -> NodeResult:
 @onnx_op("BitCast")
 def import_bit_cast(n: NodeContext) -> NodeResult:
     x, dtype = n.value(0), n.attr("to_dtype")
-    if x.dtype.bits != dtype.bits and not (x.dtype.is_bool or dtype.is_bool):
+    if x.dtype.bits != dtype.bits:
         raise NodeError(f"BitCast: {x.dtype} has {x.dtype.bits} bits, {dtype} has {dtype.bits}")
     if x.dtype is dtype:
         return x

@@ -81,9 +81,11 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
 def _is_table(info: BlockInfo, infos: list[BlockInfo]) -> bool:
     """Whether something that takes many steps is read along the last axis of its readers, and is the same along another of theirs. What
     follows a reduction is computed beside it."""
+    if not is_heavy(info.writes[0].value):
+        return False
     buffer = info.writes[0].buffer
     totals = {written for each in infos if each.reduction_axes for written in each.written_buffers}
-    if not is_heavy(info.writes[0].value) or any(load.buffer in totals for load in info.reads):
+    if any(load.buffer in totals for load in info.reads):
         return False
     for reader in consumers(infos, buffer):
         axes = [axis for axis in reader.block.axes if not is_const(axis.extent, 1)]
