@@ -44,8 +44,8 @@ done:
   ret void
 }}
 
-define void @{prefix}_launch(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
-                             i64 %scalars) nounwind {{
+define void @{prefix}_launch(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %maps,
+                             i64 %buffers, i64 %scalars) nounwind {{
   %some_x = icmp sgt i64 %gx, 0
   %some_y = icmp sgt i64 %gy, 0
   %some_z = icmp sgt i64 %gz, 0
@@ -67,7 +67,8 @@ many:
   call void @note(ptr %queue, i32 {TOO_MANY_BLOCKS}, i64 0)
   br label %done
 submit:
-  call void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers, i64 %scalars)
+  call void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %maps,
+                    i64 %buffers, i64 %scalars)
   br label %done
 done:
   ret void

@@ -446,6 +446,21 @@ CUresult cuFuncSetAttribute(Function *function, int attribute, int value) {
     if (attribute == 8) function->dynamic_shared = value;
     END(OK);
 }
+/* The parameters of a function one behind the other, as they are declared: arrays of bytes, and words. Only their places are taken: a buffer
+   of all has gaps in it where one is aligned to more than the place where the device has them, which the driver does not tell. */
+static char *gathered(const Function *function, void **parameters, u64 *size) {
+    char entry[300], *bytes = malloc(4352);
+    snprintf(entry, sizeof entry, ".entry %s", function->name);
+    char *at = strchr(strstr(function->module->image, entry), '('), *end = strchr(at, ')');
+    *size = 0;
+    for (int k = 0; (at = strstr(at, ".param")) && at < end; at += 6, k++) {
+        char *stop = at + strcspn(at, ",)"), *open = memchr(at, '[', stop - at);
+        u64 each = open ? strtoull(open + 1, 0, 10) : 8;
+        memcpy(bytes + *size, parameters[k], each);
+        *size += each;
+    }
+    return bytes;
+}
 CUresult cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                         void *handle, void **parameters, void **extra) {
     BEGIN(1);
@@ -457,13 +472,11 @@ CUresult cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned g
         END(wrong(INVALID_VALUE, "cuLaunchKernel of a block %u %u %u", bx, by, bz));
     if (shared + static_shared(function) > 49152 && (int)shared > function->dynamic_shared)
         END(wrong(INVALID_VALUE, "cuLaunchKernel with %u bytes of shared memory that were not asked for", shared));
-    if (parameters || !extra || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]) END(wrong(INVALID_VALUE, "cuLaunchKernel: extra"));
-    note("  %s grid %u %u %u block %u %u %u shared %u bytes %lu", function->name, gx, gy, gz, bx, by, bz, shared, *(u64 *)extra[3]);
+    if (!parameters || extra) END(wrong(INVALID_VALUE, "cuLaunchKernel without the places of parameters"));
     Op *op = give(stream, 1);
     op->function = function;
-    op->size = *(u64 *)extra[3];
-    op->bytes = malloc(op->size + 1);
-    memcpy(op->bytes, extra[1], op->size);
+    op->bytes = gathered(function, parameters, &op->size);
+    note("  %s grid %u %u %u block %u %u %u shared %u bytes %lu", function->name, gx, gy, gz, bx, by, bz, shared, op->size);
     op->grid[0] = gx, op->grid[1] = gy, op->grid[2] = gz;
     op->block[0] = bx, op->block[1] = by, op->block[2] = bz;
     op->shared = shared;
@@ -498,15 +511,12 @@ static CUresult kernel_work(Work *work, const KernelNode *node) {
     if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !threads || threads > 1024) return wrong(INVALID_VALUE, "a node of a wrong size");
     if (node->shared + static_shared(node->function) > 49152 && (int)node->shared > node->function->dynamic_shared)
         return wrong(INVALID_VALUE, "a node with shared memory that was not asked for");
-    if (node->parameters || !node->extra || node->extra[0] != (void *)1 || node->extra[2] != (void *)2 || node->extra[4])
-        return wrong(INVALID_VALUE, "a node: extra");
+    if (!node->parameters || node->extra) return wrong(INVALID_VALUE, "a node without the places of parameters");
     work->kind = 1;
     work->function = node->function;
     memcpy(work->sizes, node->sizes, sizeof work->sizes);
     work->shared = node->shared;
-    work->size = *(u64 *)node->extra[3];
-    work->bytes = malloc(work->size + 1);
-    memcpy(work->bytes, node->extra[1], work->size);
+    work->bytes = gathered(node->function, node->parameters, &work->size);
     return OK;
 }
 static CUresult copy_work(Work *work, const CopyNode *node, Context *context) {

@@ -5,9 +5,12 @@ A queue has two words more: the pool of memory, and a log (0: none); work is giv
 A log is three words, how many words have room behind them, how many would be filled, and in how many parts; then the parts. One that has
 room keeps what would be given to the stream, for a graph; one without only counts, and all goes on. A part is its number of words, then
 
-    function, shared bytes, blocks along x, y, z, threads along x, y, z, parameters ...       a launch
+    function, shared bytes, blocks along x, y, z, threads along x, y, z, maps, parameters ... a launch
     COPY, to, from, bytes                                                                     a copy on the device
     STORE, to, value                                                                          a word of the host
+
+The parameters of a function are so many maps of 16 words (what boxes are copied from), then words. The driver is told where each of them
+is: in one piece it takes them only with the gaps of their alignment in the device's memory, which begins at no multiple of it.
 
 A handle is two words: the function, and the bytes of shared memory that a launch asks for beside what the function has by itself.
 
@@ -130,7 +133,6 @@ done:
 }
 """
 
-# The driver takes the arguments of a function as they lie in a launch's table: all are words.
 _LAUNCH = """
 define internal void @keep_launch(ptr %part, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz) nounwind {
   %function = load i64, ptr %handle
@@ -155,34 +157,44 @@ define internal void @keep_launch(ptr %part, ptr %handle, i64 %gx, i64 %gy, i64 
   ret void
 }
 
-define internal void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
-                             i64 %scalars) nounwind {
-  %size = alloca i64
-  %extra = alloca [5 x ptr]
-  %count = add i64 %buffers, %scalars
-  %length = add i64 %count, 9
+define internal void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %maps,
+                             i64 %buffers, i64 %scalars) noinline nounwind {
+entry:
+  %others = add i64 %buffers, %scalars
+  %map_words = mul i64 %maps, 16
+  %words = add i64 %map_words, %others
+  %length = add i64 %words, 10
   %part = call ptr @logged(ptr %queue, i64 %length)
   %direct = icmp eq ptr %part, null
   br i1 %direct, label %launch, label %keep
 keep:
   call void @keep_launch(ptr %part, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz)
-  %kept = getelementptr i64, ptr %part, i64 9
-  %kept_bytes = shl i64 %count, 3
+  %maps_place = getelementptr i64, ptr %part, i64 9
+  store i64 %maps, ptr %maps_place
+  %kept = getelementptr i64, ptr %part, i64 10
+  %kept_bytes = shl i64 %words, 3
   call void @llvm.memcpy.p0.p0.i64(ptr %kept, ptr %table, i64 %kept_bytes, i1 false)
   ret void
 launch:
+  %count = add i64 %maps, %others
+  %parameters = alloca ptr, i64 %count
+  br label %next
+next:
+  %k = phi i64 [0, %launch], [%k1, %place]
+  %word = phi i64 [0, %launch], [%word1, %place]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %place, label %go
+place:
+  %at = getelementptr i64, ptr %table, i64 %word
+  %parameter = getelementptr ptr, ptr %parameters, i64 %k
+  store ptr %at, ptr %parameter
+  %is_map = icmp slt i64 %k, %maps
+  %step = select i1 %is_map, i64 16, i64 1
+  %word1 = add i64 %word, %step
+  %k1 = add i64 %k, 1
+  br label %next
+go:
   %entered = call i64 @tc_cuda_enter(ptr %queue)
-  %bytes = shl i64 %count, 3
-  store i64 %bytes, ptr %size
-  store ptr inttoptr (i64 1 to ptr), ptr %extra
-  %e1 = getelementptr ptr, ptr %extra, i64 1
-  store ptr %table, ptr %e1
-  %e2 = getelementptr ptr, ptr %extra, i64 2
-  store ptr inttoptr (i64 2 to ptr), ptr %e2
-  %e3 = getelementptr ptr, ptr %extra, i64 3
-  store ptr %size, ptr %e3
-  %e4 = getelementptr ptr, ptr %extra, i64 4
-  store ptr null, ptr %e4
   %function = load ptr, ptr %handle
   %shared_place = getelementptr i64, ptr %handle, i64 1
   %shared64 = load i64, ptr %shared_place
@@ -195,7 +207,7 @@ launch:
   %ty = trunc i64 %by to i32
   %tz = trunc i64 %bz to i32
   %launched = call i32 @cuLaunchKernel(ptr %function, i32 %x, i32 %y, i32 %z, i32 %tx, i32 %ty, i32 %tz, i32 %shared, ptr %stream,
-                                       ptr null, ptr %extra)
+                                       ptr %parameters, ptr null)
   call void @note(ptr %queue, i32 %launched, i64 2)
   call void @tc_cuda_leave(ptr %queue, i64 %entered)
   ret void

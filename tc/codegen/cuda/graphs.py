@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tc.codegen.box_assembly import MAP_BYTES
 from tc.codegen.cuda.calls import COPY, STORE
 from tc.codegen.cuda.device import CudaDevice, CudaQueue
 
@@ -20,7 +21,6 @@ HEADER_WORDS = 3
 """Of a log."""
 
 _DEVICE_MEMORY, _HOST_MEMORY = 2, 1
-_BUFFER, _BUFFER_SIZE = 1, 2
 
 
 class _KernelNode(ctypes.Structure):
@@ -145,7 +145,7 @@ def launch_parts(device: CudaDevice, queue: CudaQueue, parts: np.ndarray) -> Non
             node, _kept = _kernel(parts, at)
             status = device.graph_call(
                 "cuLaunchKernel", ctypes.c_void_p(kind), *(ctypes.c_uint(size) for size in (*node.sizes, node.shared)),
-                ctypes.c_void_p(queue.stream), None, ctypes.c_void_p(node.extra),
+                ctypes.c_void_p(queue.stream), ctypes.c_void_p(node.parameters), None,
             )  # fmt: skip
             if status:
                 raise device.error("a launch", status)
@@ -168,10 +168,11 @@ def _form(parts: np.ndarray, at: int) -> tuple[int, ...]:
 
 
 def _kernel(parts: np.ndarray, at: int) -> tuple[_KernelNode, tuple[Any, ...]]:
-    """A launch as the driver takes it, and what it points to; its parameters are words one behind the other."""
-    values = parts[at + 1 : at + int(parts[at])].tolist()
-    function, shared, sizes, parameters = values[0], values[1], values[2:8], values[8:]
-    words, size = (ctypes.c_int64 * max(len(parameters), 1))(*parameters), ctypes.c_size_t(8 * len(parameters))
-    extra = (ctypes.c_void_p * 5)(_BUFFER, ctypes.addressof(words), _BUFFER_SIZE, ctypes.addressof(size), None)
-    node = _KernelNode(function, (ctypes.c_uint * 6)(*sizes), shared, None, ctypes.addressof(extra), None, None)
-    return node, (words, size, extra)
+    """A launch as the driver takes it, and what it points to: its parameters, and where each of them is."""
+    function, shared, *sizes, maps = parts[at + 1 : at + 10].tolist()
+    words = parts[at + 10 : at + int(parts[at])].copy()
+    first = maps * MAP_BYTES // 8
+    starts = [*range(0, first, MAP_BYTES // 8), *range(first, len(words))]
+    places = (ctypes.c_void_p * max(len(starts), 1))(*(words.ctypes.data + 8 * start for start in starts))
+    node = _KernelNode(function, (ctypes.c_uint * 6)(*sizes), shared, ctypes.addressof(places), None, None, None)
+    return node, (words, places)

@@ -92,8 +92,8 @@ class _HostStub(KernelEmitter):
         self.calls = calls
 
     def bound(self, loop: For) -> None:
-        """Call the runtime: queue, handle, blocks and threads along x, y and z, addresses of arguments and how many there are of either
-        kind."""
+        """Call the runtime: queue, handle, blocks and threads along x, y and z, the arguments one behind the other and how many there are of
+        each kind."""
         launch, b = self.launches[loop], self.b
         sizes = [self.value(extent) for extent in launch.grid]
         for extent, size, most in zip(launch.grid, sizes, MAX_GRID, strict=True):
@@ -110,7 +110,7 @@ class _HostStub(KernelEmitter):
             self._describe(each, queue, self._word(table, k * MAP_BYTES // 8))
         handle = Value(f"getelementptr inbounds ([2 x i64], ptr @{self.symbol}{HANDLES}, i64 {launch.index})", "ptr")
         threads = [int_value(count) for count in launch.threads]
-        counts = int_value(first + len(launch.buffers)), int_value(len(launch.scalars))
+        counts = int_value(len(launch.maps)), int_value(len(launch.buffers)), int_value(len(launch.scalars))
         arguments = (queue, handle, *sizes, *threads, table, *counts)
         self.module.declare(f"{self.calls}_launch", "void", [value.type for value in arguments])
         b.emit_void(f"call void @{self.calls}_launch({', '.join(map(str, arguments))})")

@@ -22,8 +22,8 @@ declare ptr @clSVMAlloc(ptr, i64, i64, i32)
 declare void @clSVMFree(ptr, ptr)
 declare i32 @sched_yield()
 
-define internal void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %buffers,
-                             i64 %scalars) nounwind {
+define internal void @submit(ptr %queue, ptr %handle, i64 %gx, i64 %gy, i64 %gz, i64 %bx, i64 %by, i64 %bz, ptr %table, i64 %maps,
+                             i64 %buffers, i64 %scalars) nounwind {
 entry:
   %global = alloca [3 x i64]
   %local = alloca [3 x i64]
