@@ -22,8 +22,11 @@ class _Node:
     attributes: Mapping[str, Any]
 
 
-def torch_module(model: onnx.ModelProto, device: str) -> Any:
-    """A `torch.nn.Module` of a model: takes its inputs in order, returns its results as a tuple. KeyError for an operator unknown here."""
+def torch_module(model: onnx.ModelProto, device: str, precise: bool = False) -> Any:
+    """A `torch.nn.Module` of a model: takes its inputs in order, returns its results as a tuple. KeyError for an operator unknown here.
+
+    `precise`: all floats are float64, those of the inputs, too: what other precisions are judged by.
+    """
     import torch
 
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -32,6 +35,8 @@ def torch_module(model: onnx.ModelProto, device: str) -> Any:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         if node.op_type == "Cast":  # what torch.compile could not trace is done here
             attributes["to"] = getattr(torch, np.dtype(helper.tensor_dtype_to_np_dtype(attributes["to"])).name)
+            if precise and attributes["to"].is_floating_point:
+                attributes["to"] = torch.float64
         if node.op_type == "Constant":
             constants[node.output[0]] = numpy_helper.to_array(attributes["value"])
         else:
@@ -41,6 +46,9 @@ def torch_module(model: onnx.ModelProto, device: str) -> Any:
     names = [value.name for value in model.graph.input]
     results = [value.name for value in model.graph.output]
 
+    def widened(array: Any) -> Any:
+        return array.double() if precise and array.is_floating_point() else array
+
     class Graph(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -49,10 +57,10 @@ def torch_module(model: onnx.ModelProto, device: str) -> Any:
             for k, (name, value) in enumerate(constants.items()):
                 self.numbers[name] = value.tolist() if value.dtype.kind == "i" and value.ndim <= 1 else None
                 self.places[name] = f"constant_{k}"
-                self.register_buffer(f"constant_{k}", torch.from_numpy(np.array(value)).to(device))
+                self.register_buffer(f"constant_{k}", widened(torch.from_numpy(np.array(value)).to(device)))
 
         def forward(self, *arrays: Any) -> tuple[Any, ...]:
-            values = dict(zip(names, arrays, strict=True))
+            values = dict(zip(names, map(widened, arrays), strict=True))
 
             def find(name: str) -> Any:
                 return values[name] if name in values else getattr(self, self.places[name])

@@ -144,7 +144,8 @@ class CudaModule(DeviceModule):
         try:
             memory.queue.follow(stream)
             memory.busy = memory.queue.stream
-            with memory.queue.current():
+            entered = self._device.enter(memory.queue.address)
+            try:
                 results = self._run_on(frame, memory, args, out)
                 if stream is None or any(isinstance(result, np.ndarray) for result in results):
                     self._raise_faults(frame)
@@ -153,6 +154,8 @@ class CudaModule(DeviceModule):
                 if stream is None:
                     memory.queue.finish()
                     memory.busy = None
+            finally:
+                self._device.leave(memory.queue.address, entered)
             return results
         finally:
             memory.first = None

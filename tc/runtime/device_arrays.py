@@ -1,6 +1,7 @@
 """Arrays of callers that lie in a CUDA device's memory: torch's, cupy's and any with DLPack or `__cuda_array_interface__`, used in place.
 
 Work of a call goes to the stream on which the caller's library works now; where a library does not say, DLPack's protocol orders the two.
+torch's own tensors, on the stream that torch works on, are asked for what they are without DLPack, whose capsules take longer than a launch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ _CODES = {dtype: code for code, dtype in _SPECIAL.items()}
 _BOOL = (6, 8)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class DeviceArrayView:
     """A C-contiguous array in the memory of CUDA device `device`. `owner` keeps it alive."""
 
@@ -49,6 +51,8 @@ def is_on_device(value: Any) -> bool:
     """Whether an array of a caller lies in the memory of a CUDA device."""
     if isinstance(value, np.ndarray):
         return False
+    if is_tensor(value):
+        return bool(value.is_cuda)
     find = getattr(value, "__dlpack_device__", None)
     if find is not None:
         return int(find()[0]) in (CUDA, CUDA_MANAGED)
@@ -79,9 +83,19 @@ def stream_handle(stream: Any) -> int:
 
 def current_stream(value: Any, device: int) -> int | None:
     """The handle of the stream on which the library of an array works now; None where it does not say."""
-    library = sys.modules.get(library_of(value))
-    find = _CURRENT.get(library_of(value))
+    if is_tensor(value):
+        return _torch_stream()(device)
+    name = library_of(value)
+    library, find = sys.modules.get(name), _CURRENT.get(name)
     return None if library is None or find is None else stream_handle(find(library, device))
+
+
+@cache
+def _torch_stream() -> Callable[[int], int]:
+    """What says the handle of torch's current stream of a device: what torch's own compiler asks, which makes no object."""
+    torch = sys.modules["torch"]
+    find = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+    return find or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 _CURRENT: dict[str, Callable[[Any, int], Any]] = {
@@ -95,6 +109,10 @@ _CURRENT: dict[str, Callable[[Any, int], Any]] = {
 
 def read_device_array(value: Any, device: int, stream: int, name: str) -> DeviceArrayView:
     """The memory of a caller's array, ready for work on a stream. InputError for one on another device."""
+    if is_tensor(value):
+        found = _of_torch(value, device, stream)
+        if found is not None:
+            return found
     if hasattr(value, "__dlpack__"):
         view, is_dense = _through_dlpack(value, stream, name)
     else:
@@ -107,6 +125,30 @@ def read_device_array(value: Any, device: int, stream: int, name: str) -> Device
     if dense is None or dense is value:
         raise InputError(f"{name} is not C-contiguous; make it so", code="TC2007")
     return read_device_array(dense, device, stream, name)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether an array is torch's own, and of no type that behaves in another way."""
+    return type(value) is getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def _of_torch(value: Any, device: int, stream: int) -> DeviceArrayView | None:
+    """The memory of a tensor of torch, None where DLPack has to say more: of another device, with gaps, with a gradient, with elements that
+    stand for others, or made on another stream."""
+    dtype = _torch_dtypes().get(value.dtype)
+    if dtype is None or not value.is_cuda or value.requires_grad or value.is_neg() or not value.is_contiguous():
+        return None
+    if value.get_device() != device or _torch_stream()(device) != stream:
+        return None
+    return DeviceArrayView(value.data_ptr(), tuple(value.shape), dtype, device, value)
+
+
+@cache
+def _torch_dtypes() -> dict[Any, np.dtype]:
+    """The dtypes of torch whose elements are those of numpy's; complex ones may be conjugates."""
+    torch, names = sys.modules["torch"], ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    plain = {getattr(torch, name): np.dtype(name) for name in (*names, "float16", "float32", "float64") if hasattr(torch, name)}
+    return plain | {getattr(torch, each.numpy.name): each.numpy for each in _CODES if hasattr(torch, each.numpy.name)}
 
 
 def _dense(value: Any) -> Any:
@@ -203,7 +245,7 @@ def new_like(first: Any, shape: tuple[int, ...], dtype: np.dtype, device: int) -
 
 
 def _empty_of_torch(torch: Any, shape: tuple[int, ...], dtype: np.dtype, device: int) -> Any | None:
-    kind = getattr(torch, _TORCH_NAMES.get(dtype.name, dtype.name), None)
+    kind = getattr(torch, dtype.name, None)
     return None if kind is None else torch.empty(shape, dtype=kind, device=f"cuda:{device}")
 
 
@@ -214,7 +256,6 @@ def _empty_of_cupy(cupy: Any, shape: tuple[int, ...], dtype: np.dtype, device: i
         return cupy.empty(shape, dtype)
 
 
-_TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 _EMPTY: dict[str, Callable[[Any, tuple[int, ...], np.dtype, int], Any]] = {"torch": _empty_of_torch, "cupy": _empty_of_cupy}
 
 

@@ -492,6 +492,63 @@ def torch_gets_tensors_of_its_own_on_its_stream():
     assert np.array_equal(fetched(y.array), 2 * x) and np.array_equal(fetched(z.array), 4 * x * x)
 
 
+def tensors_of_torch_need_no_capsules_on_the_stream_of_torch():
+    torch, queue, other = types.ModuleType("torch"), device.new_queue(), device.new_queue()
+
+    class Tensor:
+        def __init__(self, array, **facts):
+            self.array, self.shape, self.seen = array, array.shape, []
+            self.facts = {"dtype": "float32", "is_cuda": True, "requires_grad": False, "dense": True, "device": 0, **facts}
+
+        dtype, is_cuda, requires_grad = (property(lambda self, name=name: self.facts[name]) for name in ("dtype", "is_cuda", "requires_grad"))
+
+        def is_neg(self):
+            return False
+
+        def is_contiguous(self):
+            return self.facts["dense"]
+
+        def get_device(self):
+            return self.facts["device"]
+
+        def data_ptr(self):
+            return self.array.address
+
+        def __dlpack_device__(self):
+            return CUDA, 0
+
+        def __dlpack__(self, stream=None):
+            self.seen.append(stream)
+            if self.requires_grad:
+                raise BufferError("it has a gradient")
+            return self.array.__dlpack__(stream=-1)
+
+    Tensor.__module__, torch.Tensor, torch.float32 = "torch", Tensor, "float32"
+    torch.empty = lambda shape, dtype, device: Tensor(on_device(np.zeros(shape, np.float32)))
+    torch.cuda = types.SimpleNamespace(current_stream=lambda number: types.SimpleNamespace(cuda_stream=queue.stream))
+    sys.modules["torch"] = torch
+    module = compiled(TWICE)
+    x = np.arange(50, dtype=np.float32)
+    plain, gapped = Tensor(on_device(x)), Tensor(on_device(x), dense=False)
+    elsewhere, learning = Tensor(on_device(x)), Tensor(on_device(x), requires_grad=True)
+
+    try:
+        y, z = module(plain)
+        queue.finish()
+        module(gapped)
+        module(elsewhere, stream=other.stream)
+        said = raised(InputError, module, learning)
+        queue.finish()
+        other.finish()
+    finally:
+        del sys.modules["torch"]
+
+    assert plain.seen == y.seen == z.seen == [], (plain.seen, y.seen, z.seen)
+    assert gapped.seen == [queue.stream] and elsewhere.seen == [other.stream], (gapped.seen, elsewhere.seen)
+    assert "it has a gradient" in said, said
+    assert np.array_equal(fetched(y.array), 2 * x) and np.array_equal(fetched(z.array), 4 * x * x)
+
+
 def results_are_freed_with_whoever_took_them():
     module = compiled(TWICE)
     x = on_device(np.arange(50, dtype=np.float32))

@@ -113,6 +113,7 @@ class CudaDevice:
         self.context = int(self._context)
         self._library = ctypes.CDLL(_LIBRARY)
         self.calls: DeviceCalls = provide_calls(CALLS, IR_TEXT, self._library)
+        self._is_capturing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(("cuStreamIsCapturing", self._library))
         self.enter = self.calls.function("enter", ctypes.c_int64, ctypes.c_void_p)
         self.leave = self.calls.function("leave", None, ctypes.c_void_p, ctypes.c_int64)
         self.send = self.calls.function("send", None, *[ctypes.c_void_p] * 3, ctypes.c_int64)
@@ -285,7 +286,7 @@ class CudaDevice:
     def is_captured(self, stream: int) -> bool:
         """Whether somebody makes a graph of what is given to a stream."""
         found = ctypes.c_int(0)
-        return self.graph_call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(found)) != 0 or found.value != 0
+        return bool(self._is_capturing(stream, ctypes.byref(found))) or found.value != 0
 
     # -- code
 
