@@ -18,8 +18,7 @@ XGBOOST = [
 DISASSEMBLER = "nvidia-cuda-nvdisasm>=13.0; sys_platform == 'linux'"
 """Of NVIDIA's machine code: with nvcc and ptxas, tests read what these make."""
 
-CUDA = "cuda-bindings>=12.6"
-CUDA_IN_TESTS = f"{CUDA}; sys_platform == 'linux' and platform_machine == 'x86_64'"
+CUDA_IN_TESTS = "cuda-bindings>=12.6; sys_platform == 'linux' and platform_machine == 'x86_64'"
 """Tests have a driver of their own."""
 
 # OpenCL devices that run on the CPU, one fast and one that finds races and reads of what nobody wrote; wheels for these platforms.
@@ -71,7 +70,7 @@ setup(
         "filelock>=3.13",
     ],
     extras_require={
-        "cuda": [CUDA],
+        "cuda": ["cuda-bindings>=12.6"],
         "opencl": ["pyopencl>=2024.1", "pocl-binary-distribution>=3.0"],
         "viz": ["matplotlib>=3.8"],
         "dask": ["dask>=2024.8", "distributed>=2024.8"],

@@ -18,7 +18,8 @@ relation to (the measured peak and bandwidth), then correctness, then kernels, m
 Models and inputs are random and made on the spot (`benchmarks.half`). Programs take turns in short slots, each slot a number of calls and
 one wait for the device; what counts is the median of the ratios of pairs, printed with its quartiles. tc's modules and torch's get the same
 arrays on the device. "eager" is torch node by node of the same graph (`benchmarks.torch_graph`), "compile" is torch.compile in its default
-mode, "max" is max-autotune with CUDA graphs and channels_last; "flash" and "cudnn" are the back ends of torch's SDPA.
+mode, "graphs" in the mode reduce-overhead, with CUDA graphs, "max" is max-autotune with CUDA graphs and channels_last; "flash" and "cudnn"
+are the back ends of torch's SDPA.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ BATCH_SECONDS = 0.004
 
 OPERATORS_A_ROW = 12
 
-WORDS = ("eager", "compile", "max")
+WORDS = ("eager", "compile", "graphs", "max")
 """The ways of torch to run a model."""
 
 
@@ -296,8 +296,8 @@ def _torch_model(mode: str, name: str, model: onnx.ModelProto, values: list[Any]
         module = module.to(memory_format=torch.channels_last)
         inputs = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in inputs]
         module = torch.compile(module, mode="max-autotune")
-    elif mode == "compile":
-        module = torch.compile(module)
+    elif mode in ("compile", "graphs"):
+        module = torch.compile(module, mode="reduce-overhead" if mode == "graphs" else None)
 
     def call() -> object:
         with torch.inference_mode():
@@ -472,7 +472,7 @@ def _rows() -> Iterator[tuple[str, Row]]:
     for name in half.MODELS:
         yield f"check/{name}", Row(partial(check, name), 30)
     for name in half.MODELS:
-        yield f"model/{name}", Row(partial(measure_model, name, ("eager", "compile")), 90)
+        yield f"model/{name}", Row(partial(measure_model, name, ("eager", "compile", "graphs")), 90)
     for name in (*half.KERNELS, *half.MODELS):
         yield f"tuned/{name}", Row(partial(tuned, name, _peers_of(name) if name in half.KERNELS else ("compile",)), 100, is_tuned=True)
     yield "tuned/small_matmul", Row(partial(tuned, "small_matmul", ()), 30, is_tuned=True)

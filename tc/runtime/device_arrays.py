@@ -1,7 +1,7 @@
 """Arrays of callers that lie in a CUDA device's memory: torch's, cupy's and any with DLPack or `__cuda_array_interface__`, used in place.
 
 Work of a call goes to the stream on which the caller's library works now; where a library does not say, DLPack's protocol orders the two.
-torch's own tensors, on the stream that torch works on, are asked for what they are without DLPack, whose capsules take longer than a launch.
+torch's own tensors, on the stream that torch works on, are asked for what they are without DLPack: its capsules take longer than a launch.
 """
 
 from __future__ import annotations

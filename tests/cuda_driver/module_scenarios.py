@@ -500,7 +500,8 @@ def tensors_of_torch_need_no_capsules_on_the_stream_of_torch():
             self.array, self.shape, self.seen = array, array.shape, []
             self.facts = {"dtype": "float32", "is_cuda": True, "requires_grad": False, "dense": True, "device": 0, **facts}
 
-        dtype, is_cuda, requires_grad = (property(lambda self, name=name: self.facts[name]) for name in ("dtype", "is_cuda", "requires_grad"))
+        def __getattr__(self, name):
+            return self.facts[name]
 
         def is_neg(self):
             return False

@@ -92,7 +92,7 @@ class _HostStub(KernelEmitter):
         self.calls = calls
 
     def bound(self, loop: For) -> None:
-        """Call the runtime: queue, handle, blocks and threads along x, y and z, the arguments one behind the other and how many there are of
+        """Call the runtime: queue, handle, blocks and threads along x, y and z, the arguments one behind the other, how many there are of
         each kind."""
         launch, b = self.launches[loop], self.b
         sizes = [self.value(extent) for extent in launch.grid]
