@@ -39,6 +39,7 @@ from tc.passes.graph import (
     simplify_graph,
     simplify_splits,
     split_phases,
+    transforms_as_products,
     use_parallel_forms,
     use_winograd,
 )
@@ -78,6 +79,7 @@ REGISTERED = (
     *(byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
     *(integer_products, narrow_floats, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
+    transforms_as_products,
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(cut_borders, exchange_lanes, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
@@ -147,10 +149,10 @@ STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
 STRICT_FUSE = "integer_windows, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops"
 STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
 
-DEVICE_FUSE = "integer_windows, round_attention, use_parallel_forms, fuse_ops"
+DEVICE_FUSE = "integer_windows, round_attention, transforms_as_products, use_parallel_forms, fuse_ops"
 """For devices nothing is packed for the vectors of a CPU."""
 
-DEVICE_STRICT_FUSE = "integer_windows, use_parallel_forms, fuse_ops"
+DEVICE_STRICT_FUSE = "integer_windows, transforms_as_products, use_parallel_forms, fuse_ops"
 
 DEVICE_PLACE = "place_on_host"
 """Of a whole program, none of whose kernels is to be tuned any more."""

@@ -85,3 +85,38 @@ def test_frames_are_weighted_and_transformed(size: int, step: int, onesided: int
     expected = np.fft.fft(frames, axis=2)[:, :, : size // 2 + 1 if onesided else size]
 
     assert_close(*module.run({"x": x, **({} if known else values)}).values(), pairs(expected))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size, onesided, is_complex", [(12, 1, False), (9, 1, False), (12, 0, False), (12, 0, True)])
+def test_any_number_of_frames_of_any_number_of_signals(dtype: Any, size: int, onesided: int, is_complex: bool) -> None:
+    """Rows lie side by side in vectors: where they are none, less than fill one, and one more, and by two threads."""
+    rng, pair = np.random.default_rng(1), 2 if is_complex else 1
+    window = rng.uniform(0.5, 1, size).astype(dtype)
+    model = make_model(
+        [node("STFT", "x s w", "y", onesided=onesided)], {"x": (dtype, ["n", "l", pair])}, ["y"], {"s": np.array(3), "w": window}
+    )
+    modules = [tc.compile(model, threads=threads) for threads in (1, 2)]
+    for batch, length in [(0, 30), (1, size), (2, size - 1), (1, size + 3 * 7), (3, size + 3 * 8), (40, size + 3 * 16), (size, size)]:
+        x = rng.standard_normal((batch, length, pair)).astype(dtype)
+        count = max((length - size) // 3 + 1, 0)
+        signal = x[..., 0] + 1j * (x[..., 1] if is_complex else 0)
+        frames = signal[:, np.arange(count)[:, None] * 3 + np.arange(size)] * window
+        expected = np.fft.fft(frames.astype(complex), axis=2)[:, :, : size // 2 + 1 if onesided else size]
+        found = [module(x) for module in modules]
+
+        np.testing.assert_allclose(found[0], np.stack([expected.real, expected.imag], -1), atol=1e-5 if dtype is np.float32 else 1e-13)
+        np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("op", ["DFT", "STFT"])
+def test_devices_transform_by_products(op: str) -> None:
+    """The kernel whose passes go from buffer to buffer is for CPUs; a device has the products it had."""
+    given = {"x": (np.float32, ["n", 48, 1])}
+    nodes = [node("DFT", "x", "y", axis=1)] if op == "DFT" else [node("STFT", "x s w", "y")]
+    values = {"s": np.array(5), "w": np.hanning(16).astype(np.float32)} if op == "STFT" else {}
+    model = make_model(nodes, given, ["y"], values, opset=17)
+
+    device, cpu = (tc.lower(model, target=target).as_text() for target in ("cuda:sm_80", "x86-64-v3"))
+
+    assert "transforms" not in device and "matmul" in device and "transforms" in cpu

@@ -18,7 +18,7 @@ from tests.ops.kernels import make_prim_func
 
 OPAQUE = {
     *("cumsum", "cumprod", "scatter_elements", "scatter_nd", "topk", "count_nonzero", "nonzero_at"),
-    *("kept_boxes", "box_rows"),
+    *("kept_boxes", "box_rows", "transforms"),
     *("cumsum_parallel", "topk_parallel", "scatter_elements_parallel", "scatter_nd_parallel"),
     *("roi_align", "roi_max"),
 }
