@@ -59,7 +59,7 @@ setup(
     },
     install_requires=[
         "numpy>=1.26",
-        "llvmlite>=0.46",
+        "llvmlite>=0.48",
         "networkx>=3.2",
         "ml_dtypes>=0.5",
         "onnx>=1.17",
