@@ -147,7 +147,7 @@ MISSES = {
         "LOGISTIC",
     ),
     "rank": (one_node("MaxPool", rank=6, kernel_shape=[2] * 4), "TC1014", {"operator": "MaxPool", "node": "n1"}, "up to 3"),
-    "implementation": (one_node("Det"), "TC1020", {"operator": "Det"}, ""),
+    "implementation": (one_node("StringNormalizer", dtype=TensorProto.STRING), "TC1020", {"operator": "StringNormalizer"}, ""),
 }
 
 

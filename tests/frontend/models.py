@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tc.frontend.onnx import Imported, load_model
+from tc.frontend.onnx.node_context import ADAPTERS
 from tc.interp import run_function
 from tc.ir.graph import Call, CallExtern, Function, If, Loop
 
@@ -38,6 +40,11 @@ def make_model(
     )
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(*entry) for entry in domains)]
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+
+
+def forget_adapter(monkeypatch: pytest.MonkeyPatch, op_type: str) -> None:
+    """Nodes of an operator of ONNX run on its reference, as those without one of ours do."""
+    monkeypatch.delitem(ADAPTERS, ("", op_type))
 
 
 def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:

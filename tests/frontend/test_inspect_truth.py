@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import tc
-from tests.frontend.models import make_model, node
+from tests.frontend.models import forget_adapter, make_model, node
 
 F32 = np.float32
 
@@ -27,7 +28,8 @@ def test_nodes_on_kernels_of_numpy_are_not_called_native() -> None:
     assert said == {text.split(" (")[0] for text in tc.compile(model).report().fallbacks}
 
 
-def test_what_has_no_operator_is_said_to_have_none() -> None:
+def test_what_has_no_operator_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_adapter(monkeypatch, "Det")
     nodes = [node("Relu", "x", "a"), node("Det", "a", "y")]
 
     found = tc.inspect(make_model(nodes, {"x": (F32, [2, 2])}, ["a", "y"])).nodes

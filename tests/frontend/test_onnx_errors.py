@@ -17,7 +17,7 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 from tc.errors import LimitError, ModelError, ShapeError, TcError, UnsupportedError, UserError
 from tc.frontend.onnx import inspect_model, load_model
-from tests.frontend.models import make_model, node, value
+from tests.frontend.models import forget_adapter, make_model, node, value
 
 F32 = np.float32
 X = {"x": (F32, ["n", 4])}
@@ -381,7 +381,8 @@ def test_external_data_of_bytes_has_no_folder(tmp_path: Path) -> None:
 # -- inspection
 
 
-def test_inspection_reports_what_cannot_run_and_goes_on() -> None:
+def test_inspection_reports_what_cannot_run_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_adapter(monkeypatch, "Det")
     nodes = [
         node("Relu", "x", "a"),
         node("Frobnicate", "a", "b"),

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tc.errors import ModelError, UnsupportedError
 from tc.frontend.onnx import inspect_model, load_model
 from tc.frontend.onnx.node_context import ADAPTERS, NodeContext, NodeResult
-from tests.frontend.models import check_against_onnxruntime, make_model, node, operators, run
+from tests.frontend.models import check_against_onnxruntime, forget_adapter, make_model, node, operators, run
 
 F32 = np.float32
 X = {"x": (F32, ["n", 4])}
@@ -84,7 +84,8 @@ def test_an_operator_that_onnx_defines_by_others_needs_no_python() -> None:
     check_against_onnxruntime(model, {"x": x, "t": np.array([1, 3])})
 
 
-def test_an_operator_without_ours_runs_on_the_reference() -> None:
+def test_an_operator_without_ours_runs_on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_adapter(monkeypatch, "Det")
     model = make_model([node("Det", "m", "d"), node("Relu", "d", "y")], {"m": (F32, ["n", 3, 3])}, ["y"])
     m = np.random.default_rng(0).standard_normal((5, 3, 3)).astype(F32)
 
@@ -118,7 +119,8 @@ def test_a_result_of_unknown_size_gets_a_dim_of_its_own() -> None:
     np.testing.assert_array_equal(run(imported, {"x": np.array([3, 1, 3], F32)})[0], [-1, -3])
 
 
-def test_nothing_falls_back_where_that_is_not_wanted() -> None:
+def test_nothing_falls_back_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_adapter(monkeypatch, "Det")
     model = make_model([node("Det", "m", "y")], {"m": (F32, [3, 3])}, ["y"])
 
     with pytest.raises(UnsupportedError, match=r'the_y: Det of ONNX.*on_unsupported="fallback"'):

@@ -15,9 +15,14 @@ from onnx import TensorProto, helper
 import tc
 from tc.errors import UnsupportedError
 from tc.ops.registry import PYTHON_FUNCTIONS
-from tests.frontend.models import make_model, node
+from tests.frontend.models import forget_adapter, make_model, node
 
 F32 = np.float32
+
+
+@pytest.fixture(autouse=True)
+def _determinants_on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_adapter(monkeypatch, "Det")
 
 
 def callbacks_model() -> onnx.ModelProto:

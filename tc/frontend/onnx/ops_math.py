@@ -490,3 +490,8 @@ def import_topk_by_input(n: NodeContext) -> NodeResult:
 
 def _topk(n: NodeContext, k: object, *, largest: bool, sort: bool) -> Sequence[ModelValue]:
     return n.call_many("topk", n.value(0), k=k, axis=n.attr("axis", -1), largest=largest, sorted=sort)  # type: ignore[arg-type]
+
+
+@onnx_op("Det", since=11)
+def import_det(n: NodeContext) -> NodeResult:
+    return n.call("determinant", n.value(0))
