@@ -24,7 +24,7 @@ from tc.ir.node import replace
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, operand, require_equal, unravel
 from tc.ops.registry import REQUIRED, OpDef, current_facts, register
-from tc.ops.topk import LANES, cell, get, grow, held, in_vectors, let, loop, put, scratch, vector_loops
+from tc.ops.statements import LANES, cell, get, grow, held, in_vectors, let, loop, put, scratch, vector_loops
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]

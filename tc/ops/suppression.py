@@ -18,22 +18,8 @@ from tc.ir.loop import If, Stmt, Store, seq
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, exprs, operand, require_equal
 from tc.ops.registry import REQUIRED, OpDef, current_facts, register, require
-from tc.ops.topk import (
-    LANES,
-    Pairs,
-    cell,
-    get,
-    grow,
-    held,
-    let,
-    loop,
-    loops_over_rows,
-    order_key,
-    put,
-    scratch,
-    sort,
-    vector_loops,
-)
+from tc.ops.sort import Pairs, order_key, sort
+from tc.ops.statements import LANES, cell, get, grow, held, let, loop, loops_over_rows, put, scratch, vector_loops
 from tc.te import Tensor
 
 # -- which boxes are kept
