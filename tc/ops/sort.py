@@ -13,22 +13,29 @@ from tc.ops.statements import cell, get, grow, held, let, loop, put, scratch
 # -- the order of values
 
 
-def order_key(value: Expr, largest: bool = False) -> Expr:
-    """A u32, or a u64 for types of 64 bits, that is less where `value` comes first: NaN is the largest, zeros are equal."""
+def order_rank(value: Expr, largest: bool = False) -> Expr:
+    """An i32, or an i64 for types of 64 bits, that is less where `value` comes first: NaN is the largest, zeros are equal."""
     dtype = value.dtype
-    kind = u64 if dtype.bits == 64 else u32
+    kind, unsigned = (i64, u64) if dtype.bits == 64 else (i32, u32)
     if dtype.is_float:
         wide = cast(value, f64 if dtype.bits == 64 else f32)
         bits = call("float_bits", wide)
-        quiet = const(0x7FF8 << 48 if kind is u64 else 0x7FC0 << 16, kind)
-        bits = select(equal(wide, const(0.0, wide.dtype)), const(0, kind), select(call("isnan", wide), quiet, bits))
-        top = const(1 << (kind.bits - 1), kind)
-        key = select(bits < top, call("bit_xor", bits, top), call("bit_not", bits))
-    elif dtype.kind == "int":
-        key = call("bit_xor", cast(cast(value, i64 if kind is u64 else i32), kind), const(1 << (kind.bits - 1), kind))
+        quiet = const(0x7FF8 << 48 if unsigned is u64 else 0x7FC0 << 16, unsigned)
+        bits = select(equal(wide, const(0.0, wide.dtype)), const(0, unsigned), select(call("isnan", wide), quiet, bits))
+        signed = cast(bits, kind)
+        rank = select(signed < 0, call("bit_xor", signed, const((1 << (kind.bits - 1)) - 1, kind)), signed)
+    elif dtype is unsigned:
+        rank = cast(call("bit_xor", value, const(1 << (kind.bits - 1), unsigned)), kind)
     else:
-        key = cast(value, kind)
-    return call("bit_not", key) if largest else key
+        rank = cast(value, kind)
+    return call("bit_not", rank) if largest else rank
+
+
+def order_key(value: Expr, largest: bool = False) -> Expr:
+    """As `order_rank`, a number without a sign."""
+    rank = order_rank(value, largest)
+    kind = u64 if rank.dtype is i64 else u32
+    return call("bit_xor", cast(rank, kind), const(1 << (kind.bits - 1), kind))
 
 
 # -- a stable sort

@@ -24,6 +24,7 @@ from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand
 from tc.ops.registry import REQUIRED, OpDef, current_facts, register, require
 from tc.ops.sort import FEW, Pairs, order_key, sort
 from tc.ops.statements import LANES, cell, get, held, in_vectors, let, loop, loops_over_rows, put, scratch, vector_loops
+from tc.ops.topk_lanes import Lines, first_of_lines, suits_lanes
 from tc.te import Tensor
 
 BLOCK = 32
@@ -141,7 +142,12 @@ def _compute_topk(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
     axis = normalize_axis(attrs.axis, len(x.shape), "topk")
     size, k, rows = x.shape[axis], types[0].shape[axis], (*x.shape[:axis], *x.shape[axis + 1 :])
 
+    lines = Lines(x, axis, k, attrs.largest)
+
     def body(values: Buffer, indices: Buffer) -> Stmt:
+        if suits_lanes(lines):
+            return If(const(0) < k, first_of_lines(lines, values, indices))
+
         def row(*outer: Expr) -> Stmt:
             def at(place: Expr) -> tuple[Expr, ...]:
                 return (*outer[:axis], place, *outer[axis:])
@@ -165,6 +171,9 @@ def _topk_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | 
     yield [rng.integers(-9, 9, (2, 40))], {"k": 40}  # sorted by digits
     yield [rng.integers(0, 200, (1, 700)).astype(np.uint8)], {"k": 3, "sorted": False}  # with a cut in between
     yield [rng.standard_normal((2, 0)).astype(np.float32)], {"k": 0}
+    yield [rng.integers(0, 5, (2, 9, 17)).astype(np.float32)], {"k": 3, "axis": 1}  # lines side by side, of which two groups share some
+    yield [rng.integers(-9, 9, (9, 20)).astype(np.int8)], {"k": 18, "largest": False}  # rows as lanes, sorted whole
+    yield [rng.integers(0, 9, (3, 40, 3))], {"k": 2, "axis": 1}
 
 
 register(

@@ -122,6 +122,71 @@ def test_sizes_that_are_known_when_it_runs(kind: str, k: int) -> None:
     np.testing.assert_array_equal(values, np.take_along_axis(x, places, 1))
 
 
+LINES = [(3, 40, 50), (1, 1, 1), (2, 20, 15), (2, 33, 16), (1, 70, 17), (5, 30, 3), (0, 30, 20), (4, 30, 0), (7, 18, 1), (1, 400, 33)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k", "axis", "dims"),
+    [
+        ("f4", 3, 1, ["a", "n", "b"]),
+        ("f4", 13, 1, ["a", "n", "b"]),
+        ("f8", 6, 1, ["a", "n", "b"]),
+        ("u8", 16, 1, ["a", "n", "b"]),
+        ("i1", 9, 1, ["a", 30, "b"]),
+        ("f2", 29, 1, ["a", 30, "b"]),
+        ("i4", 300, 1, ["a", 400, "b"]),
+        ("f4", 5, -1, ["a", "b", 30]),
+        ("i8", 28, -1, ["a", "b", 30]),
+        ("f4", 4, 0, [30, "b"]),
+        ("f4", 2, 1, ["n", "n", "n"]),
+        ("f4", 2, 2, ["a", "b", "n", "b"]),
+    ],
+)
+def test_lines_side_by_side_are_sorted_as_each_by_itself(dtype: str, k: int, axis: int, dims: list) -> None:
+    rng = np.random.default_rng(7)
+    largest = k % 2 == 0
+    module = topk_module(dtype, k, axis, largest, dims)
+    seen = 0
+    for a, n, b in LINES:
+        shape = tuple(dim if isinstance(dim, int) else {"a": a, "n": max(n, k), "b": b}[dim] for dim in dims)
+        if dims == ["n", "n", "n"]:
+            shape = (max(n, k) % 23 + k,) * 3
+        x = elements(rng, shape, dtype) if rng.random() < 0.5 else rng.permutation(int(np.prod(shape))).reshape(shape).astype(dtype)
+
+        values, places = module(x)
+
+        expected = np.take(sorted_places(x, axis, largest), np.arange(k), axis)
+        np.testing.assert_array_equal(places, expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(x, expected, axis))
+        seen += x.size > 0
+    assert seen > 5
+
+
+def test_lines_are_the_same_by_one_thread_and_by_two() -> None:
+    x = np.random.default_rng(8).integers(0, 40, (3, 90, 500)).astype(np.int32)
+
+    for k in (4, 60):
+        by_one, by_two = (topk_module("i4", k, 1, True, ["a", 90, "b"], threads)(x) for threads in (1, 2))
+
+        for one, two in zip(by_one, by_two, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def topk_module(dtype: str, k: int, axis: int, largest: bool, dims: list, threads: int = 2) -> tc.CompiledModule:
+    from onnx import TensorProto, helper
+
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    graph = helper.make_graph(
+        [helper.make_node("TopK", ["x", "k"], ["values", "places"], axis=axis, largest=int(largest))],
+        "lines",
+        [helper.make_tensor_value_info("x", element, dims)],
+        [helper.make_tensor_value_info("values", element, None), helper.make_tensor_value_info("places", TensorProto.INT64, None)],
+        [helper.make_tensor("k", TensorProto.INT64, [1], [k])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return tc.compile(model, on_unsupported="error", threads=threads)
+
+
 def test_more_elements_than_there_are_is_an_error() -> None:
     with pytest.raises(tc.errors.InputError, match="k is"):
         compiled_topk(np.zeros((2, 3), np.float32), np.array([4]), 1, True, ["rows", "columns"])

@@ -224,6 +224,8 @@ def _span(access: _Access, d: int, facts: Facts) -> tuple[Expr, Expr] | None:
         if not proves(coefficient >= 0, facts):
             return None
         high = high + coefficient * (loop.extent - 1)
+    if {loop.var for loop in access.loops} & variables(high):  # an extent that another one of the loops decides
+        return None
     return simplify(low, facts), simplify(high, facts)
 
 
