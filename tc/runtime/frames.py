@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,6 +64,29 @@ class HostMemory:
 
 
 HOST_MEMORY = HostMemory()
+
+
+class _OwnedBlock:
+    """A block of `HostMemory.allocate` as an array, freed when the last one upon it is gone."""
+
+    __slots__ = ("__array_interface__", "_address")
+
+    def __init__(self, address: int, shape: tuple[int, ...], element: str) -> None:
+        self.__array_interface__ = {"version": 3, "typestr": element, "shape": shape, "data": (address, False)}
+        self._address = address
+
+    def __del__(self, free: Callable[[int], object] = _FREE) -> None:
+        free(self._address)
+
+
+def owned_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The array in a block of `HostMemory.allocate`, which is its own from now on."""
+    array: np.ndarray
+    if dtype.isbuiltin == 1:
+        array = np.asarray(_OwnedBlock(address, shape, dtype.str))
+    else:
+        array = np.asarray(_OwnedBlock(address, (math.prod(shape) * dtype.itemsize,), "|u1")).view(dtype).reshape(shape)
+    return array
 
 
 @dataclass

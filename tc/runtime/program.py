@@ -33,8 +33,8 @@ from tc.runtime.available import check_fits
 from tc.runtime.callbacks import Callback
 from tc.runtime.entry import EntrySource
 from tc.runtime.frame_layout import ARENA, ARENA_BYTES, CALLBACK, CONSTANTS, DETAIL, SIZE, THREADS
-from tc.runtime.frames import HOST_MEMORY, Frame, free_block, run_reference
-from tc.runtime.memory import Arena, data_address, result_array
+from tc.runtime.frames import HOST_MEMORY, Frame, free_block, owned_array, run_reference
+from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
@@ -114,8 +114,13 @@ class NativeProgram:
         # Nor are elements that share bytes: arrays of callers have each in a byte of its own.
         self._shares_bytes = any(v.type.dtype.per_byte > 1 for v in (*plan.inputs, *plan.outputs))  # type: ignore[union-attr]
         self._is_static = self._is_static and not self._shares_bytes
+        # A short way of their own have those whose inputs have fixed sizes, and whose results too, or sizes that data decide.
+        fixed = all(s is not None for s in self._static_in) and self._static_arena is not None and not self._shares_bytes
+        decided = [slot.place is SlotPlace.DYNAMIC for slot in plan.output_slots]
+        known = all(s is not None or is_decided for s, is_decided in zip(self._static_out, decided, strict=True))
+        self._is_decided = self._takes_host_addresses and fixed and known and plan.num_dynamic > 0
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
-        self._dynamic_out = [slot.place is SlotPlace.DYNAMIC for slot in plan.output_slots]
+        self._dynamic_out = decided
         self._known_out = [
             (shape, word, dtype, rank)
             for shape, word, (dtype, rank), dynamic in zip(
@@ -124,12 +129,11 @@ class NativeProgram:
             if not dynamic
         ]
         self._dynamic_words = [layout.dynamic + 2 * k for k in range(plan.num_dynamic)]
+        blocks = [slot.index if slot.place is SlotPlace.DYNAMIC else -1 for slot in plan.output_slots]
         self._found_out = [
-            (k, word, from_numpy(dtype), dtype, rank)
-            for k, (word, (dtype, rank), dynamic) in enumerate(
-                zip(layout.outputs, self._out_types, self._dynamic_out, strict=True)
-            )
-            if dynamic
+            (k, word, layout.dynamic + 2 * blocks[k] if blocks.count(blocks[k]) == 1 else -1, from_numpy(dtype), dtype, rank)
+            for k, (word, (dtype, rank)) in enumerate(zip(layout.outputs, self._out_types, strict=True))
+            if self._dynamic_out[k]
         ]
         # What the calls of a static module need, looked up here once.
         out_dtypes = [dtype for dtype, _ in self._out_types]
@@ -167,6 +171,8 @@ class NativeProgram:
                 results = self._run_static(args)
             elif fit(given := listed(out), self._made) and all(array.flags.carray for array in given):
                 results = self._run_into(args, given)
+        elif self._is_decided and out is None and fit(args, self._wanted):
+            results = self._run_decided(args)
         if results is None:
             if len(args) == 1 and isinstance(args[0], Mapping):
                 args = self._by_name(args[0])
@@ -209,6 +215,24 @@ class NativeProgram:
             status = self._run(frame.address)
             if status:
                 self._fail(status, frame)
+            return results
+        finally:
+            self._idle.append(frame)
+
+    def _run_decided(self, arrays: Sequence[np.ndarray]) -> list[Any]:
+        """`_run_static` where data decide sizes of results."""
+        frame = self._take_frame()
+        try:
+            words, frame.places, frame.shapes = frame.words, None, None
+            for k, word, _, _ in self._wanted:
+                words[word] = data_address(arrays[k])
+            results: list[Any] = [None] * len(self._out_types)
+            for shape, word, dtype, _ in self._known_out:
+                assert shape is not None, "all that data do not decide are known"
+                k = self._entry.layout.outputs.index(word)
+                results[k] = result_array(shape, dtype)
+                words[word] = data_address(results[k])
+            self._run_dynamic(frame, results)
             return results
         finally:
             self._idle.append(frame)
@@ -313,7 +337,7 @@ class NativeProgram:
 
     def _set_shapes(self, frame: Frame, shapes: list[tuple[int, ...]]) -> None:
         """Write the sizes of a call into its frame, and what follows from them alone: other dims, the arena, the sizes of results. They
-        stay for the next call, unless data may change them. Raises what the checks of the dims say."""
+        stay for the next call. Raises what the checks of the dims say."""
         words = frame.words
         frame.shapes = frame.apart = None
         if not self._is_static:
@@ -326,8 +350,7 @@ class NativeProgram:
                 self._fail(status, frame)
             self._provide(frame, words[ARENA_BYTES])
         frame.wanted = [(shape or tuple(words[word + 1 : word + 1 + rank]), dtype) for shape, word, dtype, rank in self._known_out]
-        if not self.plan.num_dynamic:
-            frame.shapes = shapes
+        frame.shapes = shapes
 
     def _provide(self, frame: Frame, needed: int) -> None:
         """Give a frame an arena of so many bytes at least. LimitError when there is no memory for it, and for results of known size."""
@@ -413,7 +436,7 @@ class NativeProgram:
         if self._native_callback is not None:
             words[CALLBACK] = ctypes.cast(self._native_callback, ctypes.c_void_p).value or 0
         self._connect(frame)
-        if self._is_static:
+        if self._is_static or self._is_decided:
             self._provide(frame, self._static_arena or 0)
         with self._lock:
             self._frames[frame.address] = frame
@@ -481,17 +504,22 @@ class NativeProgram:
             self._free_dynamic(frame)
 
     def _take_dynamic(self, frame: Frame, results: list[Any]) -> None:
-        """Copy outputs out of dynamic blocks."""
-        words, found = frame.words, self._found_out
-        wanted = [(tuple(words[word + 1 : word + 1 + rank]), dtype) for _, word, _, dtype, rank in found]
-        for (k, word, dtype, _, _), array in zip(found, self._results.arrays(wanted, len(self._frames))):
-            results[k] = array
-            if not array.nbytes:
+        """Make results of dynamic blocks: large ones are the memory of a block that is no other result's, others are copies."""
+        words, is_here = frame.words, frame.memory is HOST_MEMORY
+        for k, word, block, dtype, element, rank in self._found_out:
+            shape, start = tuple(words[word + 1 : word + 1 + rank]), words[word]
+            size = math.prod(shape) * element.itemsize
+            if size >= LEAST_ALIGNED_BYTES and is_here and dtype.per_byte == 1 and block >= 0 and words[block] == start:
+                words[block] = 0
+                results[k] = owned_array(start, shape, element)
                 continue
-            if dtype.per_byte == 1 and frame.memory is HOST_MEMORY:
-                ctypes.memmove(data_address(array), words[word], array.nbytes)
+            results[k] = array = result_array(shape, element)
+            if not size:
+                continue
+            if is_here and dtype.per_byte == 1:
+                ctypes.memmove(data_address(array), start, size)
             else:
-                array[...] = unpack(frame.memory.view(words[word], dtype.bytes_of(array.size)), dtype, array.shape)
+                array[...] = unpack(frame.memory.view(start, dtype.bytes_of(array.size)), dtype, array.shape)
 
     # -- reference kernels
 

@@ -230,3 +230,71 @@ def test_a_result_outlives_its_module() -> None:
     gc.collect()
 
     assert (result == 2).all()
+
+
+def kept_rows(rows: int | str, columns: int | str = 256, dtype: int = 1, results: tuple[str, ...] = ("y",)) -> CompiledModule:
+    """The rows that a vector of flags keeps, as results of these names."""
+    from onnx import helper
+
+    nodes = [helper.make_node("Compress", ["x", "kept"], ["y"], axis=0)]
+    nodes += [helper.make_node("Identity", ["y"], [name]) for name in results if name != "y"]
+    graph = helper.make_graph(
+        nodes,
+        "kept",
+        [helper.make_tensor_value_info("x", dtype, [rows, columns]), helper.make_tensor_value_info("kept", 9, [rows])],
+        [helper.make_tensor_value_info(name, dtype, None) for name in results],
+    )
+    return tc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), on_unsupported="error")
+
+
+@pytest.mark.parametrize("rows", [ROWS, "n"])
+def test_results_of_sizes_that_data_decide_are_their_holders_own(rows: int | str) -> None:
+    rng = np.random.default_rng(0)
+    module = kept_rows(rows)
+    held, expected = [], []
+    for count in (ROWS, 0, 1, ROWS // 2, ROWS - 1, 30, ROWS):
+        x, kept = rng.standard_normal((ROWS, 256), np.float32), np.arange(ROWS) < count
+        held.append(module(x, kept))
+        expected.append(x[kept])
+        held[-1][:1] += 1
+        expected[-1][:1] += 1
+    module.trim()
+    del module
+    gc.collect()
+
+    for result, want in zip(held, expected, strict=True):
+        np.testing.assert_array_equal(result, want, strict=True)
+        assert result.flags.writeable and result.flags.c_contiguous and result.flags.aligned
+
+
+def test_two_results_that_are_one_value_are_apart() -> None:
+    first, second = kept_rows("n", results=("y", "z"))(ONE, np.ones(ROWS, bool))
+
+    first += 1
+
+    assert (second == 1).all() and (first == 2).all()
+
+
+def test_elements_that_numpy_does_not_know_come_in_blocks_of_their_own() -> None:
+    import ml_dtypes
+
+    result = kept_rows(ROWS, dtype=16)(ONE.astype(ml_dtypes.bfloat16), np.ones(ROWS, bool))
+
+    assert result.dtype == ml_dtypes.bfloat16 and (result == 1).all() and result.shape == ONE.shape
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+def test_blocks_of_results_are_freed() -> None:
+    rows = 4096
+    module, x, kept = kept_rows("n"), filled(1, rows), np.ones(rows, bool)
+
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    module(x, kept)
+    before = resident_bytes()
+    for _ in range(50):
+        module(x, kept)
+
+    assert resident_bytes() - before < 10 * x.nbytes
