@@ -17,7 +17,7 @@ from tc.ir.loop import If, LoopKind, Stmt, Store, seq
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, operand, require_equal
 from tc.ops.registry import OpDef, current_facts, register
-from tc.ops.topk import LANES, cell, get, grow, held, let, loop, loops_over_rows, put, scratch
+from tc.ops.statements import LANES, cell, get, grow, held, let, loop, loops_over_rows, put, scratch
 from tc.te import Tensor
 
 SCALE = 2.0**512
