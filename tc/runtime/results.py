@@ -5,7 +5,7 @@ memory. A large result therefore lies in a block that comes from here and return
 and whoever took it through DLPack keep the array alive, and with it the loan that is its base.
 
 A block belongs to one loan or is idle, and is taken out of the idle ones in one step: no two threads get the same. No more are kept
-idle than the last calls had at once; what a call needed longer ago is given back.
+idle than the last calls had at once, or, up to KEPT_BYTES, than callers held at once; what a call needed longer ago is given back.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, result_array
 LEAST_LENT_BYTES = 128 << 10
 """What is smaller comes from numpy: the allocator of the C library keeps such memory itself."""
 
+KEPT_BYTES = 32 << 20
+"""Of one size that may be idle because a caller held so many results: about what the allocator of the C library keeps."""
+
 CALLS_REMEMBERED = 16
 MANY = 1 << 30
 
@@ -34,18 +37,20 @@ class _Loan:
 
     def __del__(self) -> None:
         shelf = self.shelf
+        shelf.lent.discard(self.block.address)
         if len(shelf.idle) < shelf.limit:
             shelf.idle.append(self.block)
 
 
 class Shelf:
-    """The blocks of one size, of which at most `limit` are kept idle."""
+    """The blocks of one size, of which at most `limit` are kept idle. `lent`: the addresses of those that somebody holds."""
 
-    __slots__ = ("__weakref__", "_loan", "idle", "last_call", "limit", "most", "size_bytes", "unused")
+    __slots__ = ("__weakref__", "_loan", "idle", "last_call", "lent", "limit", "most", "size_bytes", "unused")
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.idle: list[Arena] = []
+        self.lent: set[int] = set()
         self.limit = 0
         # Since old ones were forgotten: the most that calls may have had at once, and how many were idle all the time.
         self.most = 0
@@ -65,6 +70,7 @@ class Shelf:
         loan = self._loan.from_address(block.address)  # type: ignore[attr-defined]
         loan.shelf = self
         loan.block = block
+        self.lent.add(block.address)
         array: np.ndarray = np.ndarray(shape, dtype, loan)
         return array
 
@@ -95,9 +101,9 @@ class ResultPool:
             if shelf is None:
                 shelf = self._shelves.setdefault(size, Shelf(size))
             shelf.last_call = self._calls
-            shelf.most = max(shelf.most, count * max(callers, 1))
-            shelf.limit = max(shelf.limit, shelf.most)
             made.append(shelf.array(shape, dtype))
+            shelf.most = max(shelf.most, count * max(callers, 1), min(len(shelf.lent), KEPT_BYTES // size))
+            shelf.limit = max(shelf.limit, shelf.most)
         return made
 
     def idle_bytes(self) -> int:

@@ -14,7 +14,7 @@ import tc
 from tc.ir.parser import parse_module
 from tc.runtime.memory import data_address
 from tc.runtime.module import CompiledModule
-from tc.runtime.results import CALLS_REMEMBERED, LEAST_LENT_BYTES, ResultPool
+from tc.runtime.results import CALLS_REMEMBERED, KEPT_BYTES, LEAST_LENT_BYTES, ResultPool
 from tests.runtime.forking import failures, in_child
 
 ROWS = LEAST_LENT_BYTES // 1024 + 1
@@ -99,12 +99,28 @@ def test_results_of_calls_in_turn_lie_in_the_same_two_blocks() -> None:
     assert len(places) == 2 and result.base is not None
 
 
+def test_results_that_are_held_by_threes_lie_in_the_same_blocks() -> None:
+    """Broke: all but one were new, with a page fault for each of their pages."""
+    module, places = add_one(), []
+
+    for k in range(3 * CALLS_REMEMBERED):
+        some = [module(filled(k), ONE) for k in range(3)]
+        places.append({data_address(result) for result in some})
+        del some
+
+    assert len(set.union(*places)) == 3
+
+
 def test_what_is_kept_is_what_the_last_calls_needed() -> None:
     module = add_one()
-    many = [module(filled(k), ONE) for k in range(100)]
-    del many
+    for count in (100, KEPT_BYTES // ONE.nbytes + 50):
+        many = [module(filled(k), ONE) for k in range(count)]
+        del many
+        assert module._results.idle_bytes() <= min(count * ONE.nbytes * 9 // 8, KEPT_BYTES)
 
-    assert module._results.idle_bytes() <= ONE.nbytes * 9 // 8
+        for _ in range(2 * CALLS_REMEMBERED):
+            module(ONE, ONE)
+        assert module._results.idle_bytes() <= ONE.nbytes * 9 // 8
     module.trim()
     assert module._results.idle_bytes() == 0 and not module._idle and not module._frames
     assert np.array_equal(module(ONE, ONE), filled(2))
