@@ -149,9 +149,12 @@ def _infer_transforms(types: Types, attrs: Attrs) -> TensorType:
         raise ShapeError(f"transforms: of {x}, numbers of {attrs.pair} parts")
     if not can_transform(size) or not 0 < kept <= size:
         raise ShapeError(f"transforms: {kept} numbers of transforms of {size}, whose prime factors must be at most {MOST_PRIME}")
-    for given, wanted in ((roots, (size, 2)), (window, (size,))):
-        if given is not None and (given.dtype is not x.dtype or tuple(given.shape) != tuple(map(const, wanted))):
-            raise ShapeError(f"transforms: {given} must be {x.dtype}{list(wanted)}")
+    if roots.dtype is not x.dtype or tuple(roots.shape) != (const(size), const(2)):
+        raise ShapeError(f"transforms: {roots} must be {x.dtype}[{size}, 2]")
+    if window is not None:
+        if window.dtype is not x.dtype or window.rank != 1:
+            raise ShapeError(f"transforms: the window is {window}, must be {x.dtype}[{size}]")
+        require_equal(window.shape[0], const(size), "transforms: the size of the window")
     require(step >= 1, f"transforms: the step from frame to frame is {step}")
     count = _count_frames(x.shape[1], size * attrs.pair, step * attrs.pair)
     return TensorType((x.shape[0], count, const(2 * kept)), x.dtype)

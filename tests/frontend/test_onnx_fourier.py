@@ -120,3 +120,18 @@ def test_devices_transform_by_products(op: str) -> None:
     device, cpu = (tc.lower(model, target=target).as_text() for target in ("cuda:sm_80", "x86-64-v3"))
 
     assert "transforms" not in device and "matmul" in device and "transforms" in cpu
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_window_of_a_size_that_a_call_says_is_as_long_as_a_frame(dtype: type) -> None:
+    """Was refused, as the size of the window is a symbol and that of a frame a number."""
+    values = {"s": np.array(3), "l": np.array(8)}
+    module = compiled(make_model([node("STFT", "x s w l", "y")], {"x": (dtype, ["b", "n", 1]), "w": (dtype, ["m"])}, ["y"], values))
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 40, 1)).astype(dtype), rng.standard_normal(8).astype(dtype)
+    frames = np.stack([x[:, k : k + 8, 0] * w for k in range(0, 33, 3)], 1)
+
+    assert_close(module(x, w), pairs(np.fft.rfft(frames)))
+    for size in (0, 1, 7, 9):
+        with pytest.raises(tc.errors.InputError, match=f"the size of the window is m, but must be 8 .here m = {size}"):
+            module(x, np.ones(size, dtype))
