@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tc.ir.expr import Buffer, Expr, Load, Var, const
 from tc.ir.loop import Let, LoopKind, Stmt, Store, seq
-from tc.ops.topk import loop, scratch
+from tc.ops.statements import loop, scratch
 from tc.te import Tensor
 
 MOST_PRIME = 64

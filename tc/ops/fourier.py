@@ -21,7 +21,7 @@ from tc.ir.types import TensorType, product
 from tc.ops.butterflies import MOST_PRIME, Rows, radices
 from tc.ops.common import Arrays, Tensors, Types, exprs, operand, require_equal, unravel
 from tc.ops.registry import REQUIRED, OpDef, current_facts, register, require
-from tc.ops.topk import loop, scratch
+from tc.ops.statements import loop, scratch
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]

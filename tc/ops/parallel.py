@@ -44,7 +44,8 @@ from tc.ir.types import TensorType, product
 from tc.ops import chosen as _chosen  # noqa: F401
 from tc.ops import scan as _scan  # noqa: F401
 from tc.ops import suppression as _suppression  # noqa: F401
-from tc.ops import topk as _topk  # noqa: F401  these fill the table
+from tc.ops import topk as _topk  # noqa: F401
+from tc.ops import unique as _unique  # noqa: F401  these fill the table
 from tc.ops.common import Tensors, Types, normalize_axis, ravel, unravel
 from tc.ops.index import combine_updates, place_of
 from tc.ops.registry import OPS, OpDef, current_facts, register
@@ -485,7 +486,10 @@ PARALLEL_FORMS = {name: f"{name}_parallel" for name in ("cumsum", "topk", "scatt
 """Operator -> the one that means the same, all elements of which are independent."""
 
 
-ON_HOST = {name: f"{name}_on_host" for name in ("topk", "count_nonzero", "nonzero_at", "kept_boxes", "box_rows")}
+ON_HOST = {
+    name: f"{name}_on_host"
+    for name in ("topk", "count_nonzero", "nonzero_at", "kept_boxes", "box_rows", "equal_slices", "group_numbers")
+}
 """Operator -> the one that means the same and runs on the host of a device, where it has no parallel form: in order it would take one
 thread of the device, and memory of a size that no thread has."""
 

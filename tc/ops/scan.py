@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from tc import te
-from tc.ir.arith import simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, Load, Var, add, const, equal, mul, select
 from tc.ir.graph import Attrs
-from tc.ir.types import TensorType, product
+from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, normalize_axis, operand
 from tc.ops.registry import REQUIRED, Compute, OpDef, Reference, register
 from tc.te import Tensor
@@ -139,40 +138,3 @@ def _nonzero_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 register(OpDef("nonzero", _infer_nonzero, _run_nonzero, samples=_nonzero_samples))
-
-
-def _infer_unique(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x, count = operand(types, 0, "unique"), _fresh_dim("unique")
-    if attrs.axis is None:
-        shape, places = (count,), product(x.shape)
-    else:
-        axis = normalize_axis(attrs.axis, x.rank, "unique")
-        shape, places = (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.shape[axis]
-    return TensorType(shape, x.dtype), TensorType((count,), i64), TensorType((simplify(places),), i64), TensorType((count,), i64)
-
-
-def _run_unique(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, ...]:
-    """What is different, where each first stands, which one each is, and how often; sorted, or in the order of first places."""
-    x = arrays[0]
-    assert x is not None
-    values, first, inverse, counts = np.unique(x, True, True, True, axis=attrs.axis)
-    inverse = inverse.reshape(-1)
-    if not attrs.sorted:
-        order = np.argsort(first, kind="stable")
-        values, first, counts = np.take(values, order, attrs.axis or 0), first[order], counts[order]
-        inverse = np.argsort(order, kind="stable")[inverse]
-    return (values.astype(x.dtype), *(part.astype(np.int64) for part in (first, inverse, counts)))
-
-
-def _unique_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for axis in (None, 0, 1, -1):
-        for in_order in (True, False):
-            yield [rng.integers(0, 2, (4, 3, 2))], {"axis": axis, "sorted": in_order}
-    yield [np.array([2.0, np.nan, -0.0, 2.0, 0.0, np.nan, -np.inf], np.float32)], {"sorted": False}
-    yield [np.array([True, True, False])], {}
-    yield [_normal(rng, 0)], {}
-    yield [_normal(rng, 0, 3)], {"axis": 0}
-    yield [np.array(7, np.int16)], {}
-
-
-register(OpDef("unique", _infer_unique, _run_unique, None, {"axis": None, "sorted": True}, samples=_unique_samples))

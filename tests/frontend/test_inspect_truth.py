@@ -11,8 +11,9 @@ from tests.frontend.models import forget_adapter, make_model, node
 F32 = np.float32
 
 
-def test_nodes_on_kernels_of_numpy_are_not_called_native() -> None:
+def test_nodes_on_kernels_of_numpy_are_not_called_native(monkeypatch: pytest.MonkeyPatch) -> None:
     # Operators without loops were "native" and ran as callbacks.
+    forget_adapter(monkeypatch, "Unique")
     nodes = [
         node("Unique", "x", "v"),
         node("Relu", "x", "r"),

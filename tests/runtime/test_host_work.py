@@ -18,6 +18,7 @@ from tc.errors import UserError
 from tc.ir.parser import parse_prim_func
 from tc.runtime.host_work import _of_kernel
 from tc.stages import on_host
+from tests.frontend.models import forget_adapter
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +32,9 @@ def value(name: str, shape: list, dtype: int = TensorProto.FLOAT) -> onnx.ValueI
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> Path:
+def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A softmax, a choice between branches, an operator without loops, a shape from data."""
+    forget_adapter(monkeypatch, "Unique")
     branches = {
         f"{kind}_branch": helper.make_graph([helper.make_node(op, ["s"], [op], name=op)], kind, [], [value(op, ["n", 4])])
         for kind, op in (("then", "Relu"), ("else", "Exp"))

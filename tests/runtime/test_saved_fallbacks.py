@@ -21,8 +21,9 @@ F32 = np.float32
 
 
 @pytest.fixture(autouse=True)
-def _determinants_on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_adapter(monkeypatch, "Det")
+def _nodes_on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    for op in ("Det", "Unique"):
+        forget_adapter(monkeypatch, op)
 
 
 def callbacks_model() -> onnx.ModelProto:

@@ -381,7 +381,24 @@ def _places(n: NodeContext, flat: ModelValue, shape: Sequence[Expr]) -> ModelVal
 
 @onnx_op("Unique")
 def import_unique(n: NodeContext) -> NodeResult:
-    return n.call_many("unique", n.value(0), axis=n.attr("axis"), sorted=bool(n.attr("sorted", 1)))
+    """Values, where each first is, which one each element is, and how often it is there."""
+    x, axis = n.value(0), n.attr("axis")
+    along = 0 if axis is None else normalize_axis(axis, x.rank, "Unique")
+    if axis is None:
+        x = n.call("reshape", x, shape=(product(x.shape),))
+    size = x.shape[along]
+    slices = n.call("reshape", x, shape=(product(x.shape[:along]), size, product(x.shape[along + 1 :])))
+    order, starts, total = n.graph.call("equal_slices", slices, span=n.span, one_nan=axis is None)
+    (count,) = n.graph.dims(total, f"{n.label}.count", n.span)
+    begins, ends = (n.call("slice", starts, starts=(const(k),), sizes=(count,), steps=(1,)) for k in range(2))
+    first = n.call("gather", order, begins, axis=0, in_range=True)
+    counts, numbers = n.call("sub", ends, begins), n.call("group_numbers", order, starts)
+    if not n.attr("sorted", 1):
+        _, by_place = n.graph.call("topk", first, span=n.span, k=count, largest=False)
+        _, found = n.graph.call("topk", by_place, span=n.span, k=count, largest=False)
+        first, counts = (n.call("gather", each, by_place, axis=0, in_range=True) for each in (first, counts))
+        numbers = n.call("gather", found, numbers, axis=0, in_range=True)
+    return n.call("gather", x, first, axis=along, in_range=True), first, numbers, counts
 
 
 @onnx_op("Compress")

@@ -17,6 +17,7 @@ from benchmarks import zoo
 from tc.errors import UnsupportedError
 from tc.target import Target
 from tests.codegen.c.kernels import needs_compiler
+from tests.frontend.models import forget_adapter
 
 pytestmark = needs_compiler
 TARGET = replace(Target.parse("c"), cores=2)
@@ -135,7 +136,8 @@ def test_wrong_calls_are_refused_in_words(program):
     assert {each.returncode for each in (wrong_size, wrong_index, negative)} == {1}
 
 
-def test_nodes_that_run_in_python_are_named(tmp_path):
+def test_nodes_that_run_in_python_are_named(monkeypatch):
+    forget_adapter(monkeypatch, "Unique")
     nodes = [helper.make_node("Unique", ["x"], ["y"], name="no_kernel_for_this")]
 
     with pytest.raises(UnsupportedError, match="no_kernel_for_this"):
