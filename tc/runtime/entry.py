@@ -274,6 +274,7 @@ class _EntryEmitter:
         self._steps(self.plan.steps)
         for index, slot in enumerate(self.plan.output_slots):
             self._finish_output(index, slot)
+        self._free_values_between()
         self.b.emit_void("ret i64 0")
         self._finish(f"define internal i64 @{name}_steps(ptr noundef %frame) noinline nounwind")
         self.module.definitions.append(wrapped_in_usual_mode(name, f"{name}_steps"))
@@ -297,6 +298,14 @@ class _EntryEmitter:
         self._set_word(word, self.pointer(slot))
         for k, dim in enumerate(slot.type.shape):
             self._set_word(word + 1 + k, self.dims.value(dim))
+
+    def _free_values_between(self) -> None:
+        """Give back the blocks that are of no output; where a device may still use them the caller does, as after a failure."""
+        results = {slot.index for slot in self.plan.output_slots if slot.place is SlotPlace.DYNAMIC}
+        for index in sorted(set(range(self.plan.num_dynamic)) - results) if not self.calls else ():
+            word = self.layout.dynamic + 2 * index
+            self.memory.free(self._word(word, "ptr"))
+            self._set_word(word, Value("null", "ptr"))
 
     def pointer(self, slot: Slot) -> Value:
         """The address of a slot."""

@@ -139,6 +139,7 @@ class NativeProgram:
         out_dtypes = [dtype for dtype, _ in self._out_types]
         self._wanted: list[Port] = list(zip(range(len(self.inputs)), layout.inputs, self._dtypes, self._static_in, strict=True))
         self._made: list[Port] = list(zip(range(len(self.outputs)), layout.outputs, out_dtypes, self._static_out, strict=True))
+        self._fixed_out = [port for port, dynamic in zip(self._made, decided) if not dynamic]
         self._result_types = [(shape, dtype) for _, _, dtype, shape in self._made]
         self._lends = self._is_static and any(math.prod(s) * d.itemsize >= LEAST_LENT_BYTES for s, d in self._result_types)
         self._address_words = [word for _, word, _, _ in (*self._wanted, *self._made)]
@@ -227,9 +228,7 @@ class NativeProgram:
             for k, word, _, _ in self._wanted:
                 words[word] = data_address(arrays[k])
             results: list[Any] = [None] * len(self._out_types)
-            for shape, word, dtype, _ in self._known_out:
-                assert shape is not None, "all that data do not decide are known"
-                k = self._entry.layout.outputs.index(word)
+            for k, word, dtype, shape in self._fixed_out:
                 results[k] = result_array(shape, dtype)
                 words[word] = data_address(results[k])
             self._run_dynamic(frame, results)
@@ -491,8 +490,9 @@ class NativeProgram:
     # -- results of data-dependent size
 
     def _free_dynamic(self, frame: Frame) -> None:
+        words = frame.words
         for word in self._dynamic_words:
-            if frame.words[word]:
+            if words[word]:
                 free_block(frame, word)
 
     def _run_dynamic(self, frame: Frame, results: list[Any]) -> None:
