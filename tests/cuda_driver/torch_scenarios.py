@@ -58,7 +58,8 @@ def tensors_of_torch_need_no_capsules_on_the_stream_of_torch():
     class Tensor:
         def __init__(self, array, **facts):
             self.array, self.shape, self.seen = array, array.shape, []
-            self.facts = {"dtype": "float32", "is_cuda": True, "requires_grad": False, "dense": True, "device": 0, **facts}
+            usual = {"dtype": "float32", "is_cuda": True, "requires_grad": False, "dense": True, "device": 0, "layout": "strided"}
+            self.facts = usual | facts
 
         def __getattr__(self, name):
             return self.facts[name]
@@ -67,6 +68,7 @@ def tensors_of_torch_need_no_capsules_on_the_stream_of_torch():
             return False
 
         def is_contiguous(self):
+            assert self.layout == "strided", "sparse tensors cannot say so"
             return self.facts["dense"]
 
         def get_device(self):
@@ -80,11 +82,11 @@ def tensors_of_torch_need_no_capsules_on_the_stream_of_torch():
 
         def __dlpack__(self, stream=None):
             self.seen.append(stream)
-            if self.requires_grad:
-                raise BufferError("it has a gradient")
+            if self.requires_grad or self.layout != "strided":
+                raise BufferError("it has a gradient" if self.requires_grad else "it is sparse")
             return self.array.__dlpack__(stream=-1)
 
-    Tensor.__module__, torch.Tensor, torch.float32 = "torch", Tensor, "float32"
+    Tensor.__module__, torch.Tensor, torch.float32, torch.strided = "torch", Tensor, "float32", "strided"
     torch.empty = lambda shape, dtype, device: Tensor(on_device(np.zeros(shape, np.float32)))
     torch.cuda = types.SimpleNamespace(current_stream=lambda number: types.SimpleNamespace(cuda_stream=queue.stream))
     sys.modules["torch"] = torch
@@ -92,13 +94,14 @@ def tensors_of_torch_need_no_capsules_on_the_stream_of_torch():
     x = np.arange(50, dtype=np.float32)
     plain, gapped = Tensor(on_device(x)), Tensor(on_device(x), dense=False)
     elsewhere, learning = Tensor(on_device(x)), Tensor(on_device(x), requires_grad=True)
+    sparse = Tensor(on_device(x), layout="sparse_csr")
 
     try:
         y, z = module(plain)
         queue.finish()
         module(gapped)
         module(elsewhere, stream=other.stream)
-        said = raised(InputError, module, learning)
+        said = [raised(InputError, module, each) for each in (learning, sparse)]
         queue.finish()
         other.finish()
     finally:
@@ -106,7 +109,7 @@ def tensors_of_torch_need_no_capsules_on_the_stream_of_torch():
 
     assert plain.seen == y.seen == z.seen == [], (plain.seen, y.seen, z.seen)
     assert gapped.seen == [queue.stream] and elsewhere.seen == [other.stream], (gapped.seen, elsewhere.seen)
-    assert "it has a gradient" in said, said
+    assert "it has a gradient" in said[0] and "it is sparse" in said[1], said
     assert np.array_equal(fetched(y.array), 2 * x) and np.array_equal(fetched(z.array), 4 * x * x)
 
 
