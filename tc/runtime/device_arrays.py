@@ -136,7 +136,9 @@ def _of_torch(value: Any, device: int, stream: int) -> DeviceArrayView | None:
     """The memory of a tensor of torch, None where DLPack has to say more: of another device, sparse, with gaps, with a gradient, with
     elements that stand for others, or made on another stream."""
     dtype = _torch_dtypes().get(value.dtype)
-    if value.layout is not sys.modules["torch"].strided or dtype is None or not value.is_cuda or value.requires_grad or value.is_neg() or not value.is_contiguous():
+    if dtype is None or value.layout is not sys.modules["torch"].strided or not value.is_cuda:
+        return None
+    if value.requires_grad or value.is_neg() or not value.is_contiguous():
         return None
     if value.get_device() != device or _torch_stream()(device) != stream:
         return None
