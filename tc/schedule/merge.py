@@ -24,7 +24,7 @@ def fuse_axes(func: PrimFunc, block: str, axes: Sequence[int]) -> PrimFunc:
     place = find_block(func, block)
     _check_numbers(axes, len(place.block.axes), f"fuse_axes: block {block}")
     chosen = [place.block.axes[k] for k in axes]
-    loops = _loops_of(place, chosen)
+    loops = loops_of_axes(place, chosen, "fuse_axes")
     (name,) = fresh_names(func, ["".join(loop.var.name for loop in loops)])
     loop, axis = loop_var(name), Var(f"v{name}", chosen[0].var.dtype)
     extent = simplify(_product([each.extent for each in chosen]), Facts.of(func.facts))
@@ -37,7 +37,7 @@ def fuse_axes(func: PrimFunc, block: str, axes: Sequence[int]) -> PrimFunc:
     for each in others:
         facts = facts.with_range(each.var, each.extent)
     bare = replace(place.block, axes=others)
-    body: Stmt = _simplified(substitute(bare, digits), facts)  # type: ignore[assignment]
+    body: Stmt = simplified_accesses(substitute(bare, digits), facts)  # type: ignore[assignment]
     body = replace(body, axes=(BlockAxis(axis, extent, AxisKind.SPATIAL, loop), *others))
     for outer in reversed(place.loops):
         body = body if outer in loops else replace(outer, body=body)
@@ -60,7 +60,7 @@ def tile_axes(func: PrimFunc, block: str, axes: Sequence[int], multiples: Sequen
     even = all(multiple > 0 and prove(equal(each.extent % multiple, 0), facts) is True for each, multiple in pairs)
     if len(multiples) != len(axes) or not even:
         raise ScheduleError(f"tile_axes: axes of block {block} are no multiples of {tuple(multiples)}")
-    loops = _loops_of(place, chosen)
+    loops = loops_of_axes(place, chosen, "fuse_axes")
     *tiles, last = fresh_names(func, [*(f"{loop.var.name}o" for loop in loops), "".join(loop.var.name for loop in loops)])
     extents = [*(simplify(each.extent // multiple, facts) for each, multiple in pairs), const(prod(multiples))]
     made = [
@@ -75,7 +75,7 @@ def tile_axes(func: PrimFunc, block: str, axes: Sequence[int], multiples: Sequen
     for each in (*made, *others):
         facts = facts.with_range(each.var, each.extent)
     bare = replace(place.block, axes=others)
-    body: Stmt = _simplified(substitute(bare, digits), facts)  # type: ignore[assignment]
+    body: Stmt = simplified_accesses(substitute(bare, digits), facts)  # type: ignore[assignment]
     body = replace(body, axes=(*made, *others))
     for outer in reversed(place.loops):
         body = body if outer in loops else replace(outer, body=body)
@@ -89,20 +89,20 @@ def _check_numbers(axes: Sequence[int], count: int, what: str) -> None:
         raise ScheduleError(f"{what} has no two or more axes {tuple(axes)}, it has {count}")
 
 
-def _loops_of(place: Place, axes: Sequence[BlockAxis]) -> list[For]:
-    """The loops that drive axes, each by itself."""
+def loops_of_axes(place: Place, axes: Sequence[BlockAxis], what: str) -> list[For]:
+    """The loops that drive spatial axes, each by itself."""
     root, name = own_root(place), place.block.name
     if len(root.path) + len(place.loops) != len(place.path) or root.loops:
-        raise ScheduleError(f"fuse_axes: the loops of block {name} are not its own")
+        raise ScheduleError(f"{what}: the loops of block {name} are not its own")
     found = []
     for axis in axes:
         loop = next((loop for loop in place.loops if loop.var is axis.value), None)
         users = [each for each in place.block.axes if loop is not None and any(node is loop.var for node in walk(each.value))]
         if loop is None or loop.kind is not LoopKind.SERIAL or axis.kind is not AxisKind.SPATIAL or len(users) != 1:
-            raise ScheduleError(f"fuse_axes: axis {axis.var.name} of block {name} is not spatial, and driven by a serial loop of its own")
+            raise ScheduleError(f"{what}: axis {axis.var.name} of block {name} is not spatial, and driven by a serial loop of its own")
         found.append(loop)
     if any(node in {loop.var for loop in found} for loop in place.loops for node in walk(loop.extent)):
-        raise ScheduleError(f"fuse_axes: loops of block {name} run as far as others say")
+        raise ScheduleError(f"{what}: loops of block {name} run as far as others say")
     return found
 
 
@@ -142,8 +142,8 @@ def _product(extents: Sequence[Expr]) -> Expr:
     return total
 
 
-def _simplified(block: Node, facts: Facts) -> Node:
-    """A block with the indices of its accesses simplified."""
+def simplified_accesses(block: Node, facts: Facts) -> Node:
+    """A block, or what is in it, with the indices of its accesses simplified."""
 
     def rewrite(node: Node) -> Node | None:
         if isinstance(node, (Load, Store)):

@@ -23,6 +23,7 @@ from tc.schedule import (
     merge,
     online,
     pad,
+    parts,
     reduction,
     specialize,
     spread,
@@ -85,6 +86,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "read_copy": spread.read_copy,
     "fuse_axes": merge.fuse_axes,
     "tile_axes": merge.tile_axes,
+    "cut_choices": parts.cut_choices,
     "merge_dims": merge.merge_dims,
     "set_scope": layout.set_scope,
     "pad_rows": layout.pad_rows,
@@ -485,6 +487,12 @@ class Schedule:
 
     def tile_axes(self, block: str, axes: Sequence[int], multiples: Sequence[int]) -> None:
         self._do("tile_axes", block, tuple(axes), tuple(multiples))
+
+    def cut_choices(self, block: str, axis: int) -> list[str]:
+        """Returns the names of the parts, in order."""
+        before = set(block_names(self.func.body))
+        self._do("cut_choices", block, axis)
+        return [name for name in block_names(self.func.body) if name not in before]
 
     def merge_dims(self, buffer: str, axes: Sequence[int]) -> None:
         self._do("merge_dims", buffer, tuple(axes))

@@ -9,6 +9,7 @@ from tc.ir.expr import FloorMod, Load
 from tc.ir.loop import PrimFunc
 from tc.ir.node import walk
 from tc.ops.registry import OPS
+from tc.schedule.analysis import block_infos
 from tc.schedule.knobs import Value
 from tc.schedule.rules import apply_rules
 from tc.target import Target
@@ -37,10 +38,29 @@ def test_what_lies_behind_the_caches_is_written_in_order(shape: tuple[int, int],
 
 
 def test_a_few_vectors_of_a_row_are_taken_without_a_loop() -> None:
-    rows = make_prim_func(OPS["concat"], [np.zeros((7, 30), np.float32), np.zeros((7, 50), np.float32)], {"axis": 1})
-    short = make_prim_func(OPS["concat"], [np.zeros((7, 20), np.float32), np.zeros((7, 20), np.float32)], {"axis": 1})
+    rows = make_prim_func(OPS["concat"], [np.zeros((7, 28), np.float32)] * 3, {"axis": 1})
+    short = make_prim_func(OPS["concat"], [np.zeros((7, 20), np.float32)] * 2, {"axis": 1})
 
     assert (chosen(rows, "vectors"), chosen(short, "vectors")) == ([4], [2])
+    assert not chosen(rows, "parts") and not chosen(short, "parts")
+
+
+@pytest.mark.parametrize(
+    "shapes, axis, is_cut",
+    [
+        (((7, 30), (7, 50)), 1, True),
+        (((7, 30, 2), (7, 40, 2)), 1, True),
+        (((3, 900), (2, 900)), 0, True),
+        (((7, 4, 2),) * 2, 1, False),
+        (((7, 64),) * 9, 1, True),
+        (((7, 64),) * 10, 1, False),
+    ],
+)
+def test_few_parts_that_are_not_short_are_copied_one_by_one(shapes: tuple[tuple[int, ...], ...], axis: int, is_cut: bool) -> None:
+    func = make_prim_func(OPS["concat"], [np.zeros(shape, np.float32) for shape in shapes], {"axis": axis})
+
+    assert chosen(func, "parts") == [True] * is_cut
+    assert len(block_infos(apply_rules(func, WIDE).func)) == (len(shapes) if is_cut else 1)
 
 
 @pytest.mark.parametrize(("pads", "divides"), [((0, 3, 0, 8), False), ((0, 9, 0, 0), True)])

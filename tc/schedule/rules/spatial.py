@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from math import gcd, prod
 
-from tc.ir.arith import prove
+from tc.ir.arith import linear_coefficients, prove
 from tc.ir.expr import Const, Expr, FloorMod, Load, Var, equal, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
+from tc.schedule.parts import choice_ends
 from tc.schedule.rules.common import (
     extent_value,
     is_function,
@@ -27,8 +28,17 @@ from tc.target import Target
 from tc.target.machine import machine_of
 from tc.target.table import SET_BYTES
 
+MOST_PARTS = 9
+"""From so many parts on a choice between them stays one loop."""
+
+USUAL_ROW = 256
+"""Elements of a row of which nothing is known."""
+
 LINE_BYTES = 64
 """Of a cache."""
+
+LEAST_PART = 2 * LINE_BYTES
+"""Bytes of a part of a row that is copied by itself: what is left of vectors at its end is then little of it."""
 
 ROWS_ACROSS = 8
 """Rows from which an element that was chosen for all is taken without a loop."""
@@ -44,8 +54,25 @@ def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
         return None
     for info in infos:
         if info.is_spatial and info.loops:
-            schedule_block(schedule, info.name, target)
+            for name in _parts(schedule, info):
+                schedule_block(schedule, name, target)
     return "elementwise"
+
+
+def _parts(schedule: Schedule, info: BlockInfo) -> list[str]:
+    """The names of the blocks that a block has become: one for each of few parts, as in a concatenation, that are copied in rows which are
+    not short."""
+    for axis, chosen in enumerate(info.block.axes):
+        ends = choice_ends(info.block, axis)
+        loops = [loop.var.name for loop in info.loops]
+        if not 0 < len(ends) < MOST_PARTS or not isinstance(chosen.value, Var) or chosen.value.name not in loops:
+            continue
+        row = known_product(schedule, loops[loops.index(chosen.value.name) :], USUAL_ROW)
+        if row * info.writes[0].buffer.dtype.size_bytes < LEAST_PART * (len(ends) + 1):
+            continue
+        if schedule.choose(info.name, "parts", (False, True), True, ordered=False):
+            return schedule.cut_choices(info.name, axis)
+    return [info.name]
 
 
 def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
@@ -313,15 +340,25 @@ def _dense_loops(info: BlockInfo, loops: list[str]) -> int:
 
 
 def _is_dense(access: Load | Store, axes: list[Var], extents: list[Expr]) -> bool:
-    """Whether the last indices are the axes, which run through all of these dims but the first; or no index has one of them."""
+    """Whether the last indices are the axes, which run through all of these dims but the first, or no index has one of them. In the first
+    of the dims they may begin anywhere."""
     dims = [(index, dim) for index, dim in zip(access.indices, access.buffer.shape, strict=True) if not is_const(dim, 1)]
     if isinstance(access, Load) and not any(set(axes) & axes_in(index) for index, _ in dims):
         return True
     found, before = dims[-len(axes) :], dims[: -len(axes)]
     if len(found) != len(axes) or any(set(axes) & axes_in(index) for index, _ in before):
         return False
-    same = all(index is axis for (index, _), axis in zip(found, axes, strict=True))
+    same = all(index is axis for (index, _), axis in zip(found[1:], axes[1:], strict=True)) and _is_moved(found[0][0], axes)
     return same and all(prove(equal(dim, extent)) is True for (_, dim), extent in zip(found[1:], extents[1:], strict=True))
+
+
+def _is_moved(index: Expr, axes: list[Var]) -> bool:
+    """Whether an index is the first of the axes, or so far from it as none of them says."""
+    form = linear_coefficients(index, axes)
+    if form is None:
+        return False
+    coefficients, rest = form
+    return list(coefficients) == axes[:1] and is_const(coefficients[axes[0]], 1) and not set(axes) & variables(rest)
 
 
 def _is_short(schedule: Schedule, loop: str, lanes: int) -> bool:
