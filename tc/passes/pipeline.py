@@ -3,8 +3,8 @@
     imported --SIMPLIFY, SPLIT, NARROW--> prepared --LAY_OUT--> laid out --FUSE--> fused --LOWER--> lowered      the graph
     scheduled --FINISH--> loops that code generation takes                                        each kernel
 
-Between `lowered` and `scheduled` stand the schedules, which no pass chooses. Options that depend on the target or the caller (`block`,
-`lanes`, `target`, `decide`, `threads`) are settings of the run; all others stand in the text.
+Between `lowered` and `scheduled` stand the schedules, which no pass chooses. Options that depend on the target, the model or the
+caller (`block`, `lanes`, `target`, `equal_dims`, `decide`, `threads`) are settings of the run; all others stand in the text.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ from tc.passes.loop import (
     unroll_launches,
     whole_vectors,
 )
+from tc.passes.lower import dims_as_required
 from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
 from tc.schedule.canonical import workload_key
 from tc.schedule.knobs import Decide, take_default
@@ -275,8 +276,9 @@ class PreparedModel:
     def run(self, calls: tuple[PassCall, ...], decide: Decide = take_default) -> IRModule:
         """Some of them, on the graph as it is."""
         lanes = self.target.lanes(32)
-        settings = {"block": lanes, "lanes": lanes, "target": self.target, "decide": decide}
-        return run_pipeline(self.graph, calls, {**settings, "precision": self.precision}, self.passes.hooks)
+        settings = {"block": lanes, "lanes": lanes, "target": self.target, "decide": decide, "precision": self.precision}
+        settings["equal_dims"] = dims_as_required(self.imported.module.main.params, self.imported.requirements)
+        return run_pipeline(self.graph, calls, settings, self.passes.hooks)
 
 
 @dataclass(frozen=True)

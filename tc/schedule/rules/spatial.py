@@ -34,6 +34,9 @@ MOST_PARTS = 9
 USUAL_ROW = 256
 """Elements of a row of which nothing is known."""
 
+USUAL_JOINED = 4 * USUAL_ROW
+"""The same, of several axes as one."""
+
 LINE_BYTES = 64
 """Of a cache."""
 
@@ -78,13 +81,14 @@ def _parts(schedule: Schedule, info: BlockInfo) -> list[str]:
 def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     """Vectorize and parallelize one elementwise block; one that is a single point stays."""
     info = block_info(schedule, block)
-    loops = list(schedule.loops_of(block))
+    loops, usual_row = list(schedule.loops_of(block)), USUAL_ROW
     if not loops:
         return
     if len(loops) > 1 and is_flat(info) and schedule.choose(block, "flat", (False, True), True, ordered=False):
         loops = [schedule.fuse(*loops)]
     elif (dense := _dense_loops(info, loops)) > 1 and _is_short(schedule, loops[-1], lanes_for(info, target)):
         loops = [*loops[:-dense], schedule.fuse(*loops[-dense:])]
+        usual_row = USUAL_JOINED
     info = block_info(schedule, block)
     if _schedule_squares(schedule, info, loops, target):
         return
@@ -116,7 +120,7 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     if extent is None or extent % (vectors * lanes):
         peel(schedule, out)
     if outer:
-        set_parallel(schedule, block, outer, extent or 256)
+        set_parallel(schedule, block, outer, extent or usual_row)
     else:
         set_parallel(schedule, block, [out], vectors * lanes)
 
