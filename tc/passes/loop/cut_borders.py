@@ -10,6 +10,7 @@ from tc.ir.arith import Facts, linear_coefficients, prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import (
     Const,
+    Eq,
     Expr,
     Le,
     Load,
@@ -21,6 +22,7 @@ from tc.ir.expr import (
     conjuncts,
     const,
     equal,
+    is_const,
     logical_and,
     maximum,
     minimum,
@@ -48,7 +50,7 @@ def cut_borders(func: PrimFunc) -> PrimFunc:
                                                                       B[n + 1] = 0.0
 
     A least or largest index is a choice too. What no iteration of a loop decides is asked once before it. Conditions that read memory
-    stay, and so do loops that compute sums.
+    stay, and so do loops that compute sums. Of a loop whose first iteration alone reads nothing that it has written, that one is apart.
     """
     return replace(func, body=_cut(func.body, Facts.of(func.facts), frozenset(func.dims)))
 
@@ -65,6 +67,8 @@ def _cut(stmt: Stmt, facts: Facts, dims: frozenset[Var], *, at_end: bool = False
 
 
 def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
+    if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop):
+        return _split_first(loop, facts, dims, at_end)
     if loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and (loop.kind is LoopKind.SERIAL or at_end) and _is_copy(loop):
         free = [] if at_end else _decided_before(loop)
         if free:
@@ -73,6 +77,30 @@ def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> St
         if middle is not None:
             return _split(loop, *middle, facts, dims)
     return replace(loop, body=_cut(loop.body, facts.with_range(loop.var, loop.extent), dims, at_end=at_end))
+
+
+def _begins_otherwise(loop: For) -> bool:
+    """Whether a loop reads what it has written so far, but for its first iteration: then what one iteration leaves the next one finds in a
+    register."""
+    nodes = list(islice(walk(loop.body), MOST_NODES))
+    if len(nodes) == MOST_NODES or reads_memory(loop.extent):
+        return False
+    written = {node.buffer for node in nodes if isinstance(node, Store)}
+    asks = (node.condition for node in nodes if isinstance(node, Select))
+    sides = ((part.lhs, part.rhs) for part in asks if isinstance(part, Eq))
+    begins = any((a is loop.var and is_const(b, 0)) or (b is loop.var and is_const(a, 0)) for a, b in sides)
+    return begins and any(isinstance(node, Load) and node.buffer in written for node in nodes)
+
+
+def _split_first(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
+    """The first iteration, if there is one, and the others."""
+    first = simplify_statement(substitute((one := fresh_binders(loop)).body, {one.var: const(0)}), facts)
+    if prove(const(1) <= loop.extent, facts) is not True:
+        first = If(const(0) < loop.extent, first)
+    copy, extent = fresh_binders(loop), simplify(loop.extent - 1, facts)
+    inside = facts.with_range(copy.var, extent)
+    body = simplify_statement(substitute(copy.body, {copy.var: copy.var + 1}), inside)
+    return seq(first, replace(copy, extent=extent, body=_cut(body, inside, dims, at_end=at_end)))
 
 
 def _is_copy(loop: For) -> bool:
