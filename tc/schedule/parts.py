@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
@@ -34,10 +35,10 @@ def cut_choices(func: PrimFunc, block: str, axis: int) -> PrimFunc:
     if not ends:
         raise ScheduleError(f"cut_choices: nothing is chosen along axis {axis} of block {block}")
     places = [const(0), *ends, chosen.extent]
-    if not all(prove(begin <= end, facts) is True for begin, end in zip(places, places[1:], strict=False)):
+    if not all(prove(begin <= end, facts) is True for begin, end in pairwise(places)):
         raise ScheduleError(f"cut_choices: the order of {', '.join(map(str, places))} is not known")
     nests = list[Stmt]()
-    for number, (begin, end) in enumerate(zip(places, places[1:], strict=False)):
+    for number, (begin, end) in enumerate(pairwise(places)):
         extent = simplify(end - begin, facts)
         if prove(extent <= 0, facts) is True:
             continue
