@@ -18,9 +18,6 @@ XGBOOST = [
 DISASSEMBLER = "nvidia-cuda-nvdisasm>=13.0; sys_platform == 'linux'"
 """Of NVIDIA's machine code: with nvcc and ptxas, tests read what these make."""
 
-CUDA_IN_TESTS = "cuda-bindings>=12.6; sys_platform == 'linux' and platform_machine == 'x86_64'"
-"""Tests have a driver of their own."""
-
 # OpenCL devices that run on the CPU, one fast and one that finds races and reads of what nobody wrote; wheels for these platforms.
 OPENCL_ON_CPU = [
     f"{name}; sys_platform == 'linux' and platform_machine == 'x86_64'"
@@ -88,7 +85,6 @@ setup(
             "joblib>=1.3",
             *OPENCL_ON_CPU,
             DISASSEMBLER,
-            CUDA_IN_TESTS,
             "onnxruntime>=1.18",
             "sympy>=1.12",
             "safetensors>=0.4",
