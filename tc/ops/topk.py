@@ -16,7 +16,7 @@ import numpy as np
 from tc import te
 from tc.ir.arith import bounds, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Const, Expr, Load, const, equal, logical_or
+from tc.ir.expr import FALSE, TRUE, Buffer, Const, Expr, Load, const, equal, logical_or
 from tc.ir.graph import Attrs
 from tc.ir.loop import If, Stmt, Store, seq
 from tc.ir.types import TensorType
@@ -24,7 +24,7 @@ from tc.ops.common import Arrays, Tensors, Types, exprs, normalize_axis, operand
 from tc.ops.registry import REQUIRED, OpDef, current_facts, register, require
 from tc.ops.sort import FEW, Pairs, order_key, sort
 from tc.ops.statements import LANES, cell, get, held, in_vectors, let, loop, loops_over_rows, put, scratch, vector_loops
-from tc.ops.topk_lanes import Lines, first_of_lines, suits_lanes
+from tc.ops.topk_lanes import Lines, first_of_lines, suit_lanes
 from tc.te import Tensor
 
 BLOCK = 32
@@ -145,9 +145,6 @@ def _compute_topk(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
     lines = Lines(x, axis, k, attrs.largest)
 
     def body(values: Buffer, indices: Buffer) -> Stmt:
-        if suits_lanes(lines):
-            return If(const(0) < k, first_of_lines(lines, values, indices))
-
         def row(*outer: Expr) -> Stmt:
             def at(place: Expr) -> tuple[Expr, ...]:
                 return (*outer[:axis], place, *outer[axis:])
@@ -160,7 +157,11 @@ def _compute_topk(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
                 size, k, lambda place: order_key(x[at(place)], attrs.largest), lambda pairs: loop(k, lambda j: result(pairs, j))
             )
 
-        return If(const(0) < k, loops_over_rows(rows, size, row))
+        in_lanes = suit_lanes(lines)
+        if in_lanes is TRUE:
+            return If(const(0) < k, first_of_lines(lines, values, indices))
+        by_row = loops_over_rows(rows, size, row)
+        return If(const(0) < k, by_row if in_lanes is FALSE else If(in_lanes, first_of_lines(lines, values, indices), by_row))
 
     return te.raw([("values", types[0].shape, x.dtype), ("indices", types[1].shape, i64)], body, "topk")
 

@@ -16,8 +16,9 @@ from functools import partial
 
 from tc import te
 from tc.ir.arith import bounds, prove, simplify
-from tc.ir.dtype import DType, i32, i64
+from tc.ir.dtype import i32, i64
 from tc.ir.expr import (
+    FALSE,
     TRUE,
     Buffer,
     Const,
@@ -54,6 +55,9 @@ SHORT = 512
 
 SHORT_ROW = 256
 """Elements of a row, a line whose elements follow each other in memory, that is one lane of many, at most."""
+
+LONGEST = (1 << 31) - 1
+"""Elements of a line whose places lanes hold, at most."""
 
 FEW_LINES = 6
 """Lines of which each is looked at by itself, where there are no more."""
@@ -108,23 +112,23 @@ class Lines:
         return let(number // self.neighbours, lambda around: let(number % self.neighbours, lambda line: use(around, line)))
 
 
-def suits_lanes(lines: Lines) -> bool:
-    """Whether the lines are taken as lanes, under the facts of the current inference."""
+def suit_lanes(lines: Lines) -> Expr:
+    """When lines are taken as lanes; under the facts of the current inference that may be known to be always, or never."""
     facts = current_facts()
     longest, most = bounds(lines.size, facts).hi, bounds(lines.k, facts).hi
     count = bounds(lines.total, facts).hi
+    is_row = prove(lines.neighbours <= 1, facts) is True
     if count is not None and count <= FEW_LINES:
-        return False
-    if prove(lines.neighbours <= 1, facts) is True and (longest is None or longest > SHORT_ROW):
-        return False
-    return (most is not None and most <= FEW_KEPT) or (longest is not None and longest <= SHORT)
+        return FALSE
+    if most is None or most > FEW_KEPT:
+        return TRUE if longest is not None and longest <= (SHORT_ROW if is_row else SHORT) else FALSE
+    limit = lines.size <= (SHORT_ROW if is_row else LONGEST)
+    known = prove(limit, facts)
+    return limit if known is None else TRUE if known else FALSE
 
 
 def first_of_lines(lines: Lines, values: Buffer, indices: Buffer) -> Stmt:
     """Write the first elements of each line, and where they are."""
-    longest = bounds(lines.size, current_facts()).hi
-    place_type = i32 if longest is not None and longest < 1 << 31 else i64
-
     neighbours, total = lines.neighbours, lines.total
     aligned = ceildiv(neighbours, LANES)
     are_many = const(LANES) <= neighbours
@@ -136,7 +140,7 @@ def first_of_lines(lines: Lines, values: Buffer, indices: Buffer) -> Stmt:
         written = select(are_many, wanted - line, const(0))
 
         def at(around: Expr, line: Expr) -> Stmt:
-            return let(written, lambda written: _Group(lines, around, line, written, place_type).body(values, indices))
+            return let(written, lambda written: _Group(lines, around, line, written).body(values, indices))
 
         return lines.split(first, at)
 
@@ -153,7 +157,6 @@ class _Group:
     around: Expr
     line: Expr
     written: Expr
-    place_type: DType
 
     def body(self, values: Buffer, indices: Buffer) -> Stmt:
         lines = self.lines
@@ -161,7 +164,7 @@ class _Group:
         by_putting_in = most is not None and most <= FEW_KEPT
         room = te.maximum(lines.k if by_putting_in else lines.size, const(1))
         kind = lines.key(const(0), const(0), const(0)).dtype
-        kept = _Lanes(Buffer("kept", (room, const(LANES)), kind), Buffer("kept_places", (room, const(LANES)), self.place_type), room)
+        kept = _Lanes(Buffer("kept", (room, const(LANES)), kind), Buffer("kept_places", (room, const(LANES)), i32), room)
         fill = self._kept_by_putting_in(kept) if by_putting_in else self._kept_by_sorting(kept)
         return scratch([kept.keys, kept.places], seq(fill, self._write(kept, values, indices)))
 
@@ -237,7 +240,7 @@ class _Group:
 
     def _kept_by_sorting(self, kept: _Lanes) -> Stmt:
         size = self.lines.size
-        number = loop(size, lambda j: vector_loops(LANES, lambda lane: Store(kept.places, (j, lane), cast(j, self.place_type))), "j")
+        number = loop(size, lambda j: vector_loops(LANES, lambda lane: Store(kept.places, (j, lane), cast(j, i32))), "j")
         return seq(self._copy(kept.keys, const(0), size), number, kept.sort(size))
 
     def _write(self, kept: _Lanes, values: Buffer, indices: Buffer) -> Stmt:
