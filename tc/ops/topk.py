@@ -39,6 +39,8 @@ def first_of_row(size: Expr, k: Expr, key: Callable[[Expr], Expr], use: Callable
     kind, facts = key(const(0)).dtype, current_facts()
     spare = max(FEW - LANES, min(4 * int(k.value), SPARE)) if isinstance(k, Const) else SPARE
     block = BLOCK if spare >= BLOCK else LANES
+    if isinstance(k, Const):  # what is no whole block and the first block, of which all may stay
+        spare = max(spare, 2 * block - 2 * int(k.value))
     room = simplify(2 * k + spare, facts)
     takes_all = prove(size <= room, facts) is True
     if takes_all and isinstance(size, Const):

@@ -122,6 +122,17 @@ def test_sizes_that_are_known_when_it_runs(kind: str, k: int) -> None:
     np.testing.assert_array_equal(values, np.take_along_axis(x, places, 1))
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 8, 10])
+def test_rows_of_any_length_lose_nothing(k: int) -> None:
+    # Of rows of 31 elements, five were written over before any had been sorted.
+    rng = np.random.default_rng(9)
+    module = topk_module("i4", k, 0, True, ["n"])
+
+    for size in (*range(k, 70), 1007, 1023):
+        x = rng.permutation(size).astype(np.int32)
+        np.testing.assert_array_equal(module(x)[1], sorted_places(x, 0, True)[:k])
+
+
 LINES = [(3, 40, 50), (1, 1, 1), (2, 20, 15), (2, 33, 16), (1, 70, 17), (5, 30, 3), (0, 30, 20), (4, 30, 0), (7, 18, 1), (1, 400, 33)]
 LINES += [(9, 256, 2), (9, 257, 2)]  # as long as rows are that lanes take, and longer
 
