@@ -20,7 +20,7 @@ OPAQUE = {
     *("cumsum", "cumprod", "scatter_elements", "scatter_nd", "topk", "count_nonzero", "nonzero_at"),
     *("kept_boxes", "box_rows", "transforms"),
     *("cumsum_parallel", "topk_parallel", "scatter_elements_parallel", "scatter_nd_parallel"),
-    *("roi_align", "roi_max"),
+    *("roi_align", "roi_max", "determinant", "equal_slices", "group_numbers"),
 }
 """Operators one stage of which writes its result in its own way, or as often as data say."""
 
