@@ -17,7 +17,7 @@ import numpy as np
 from tc.ir.arith import simplify
 from tc.ir.dtype import DType
 from tc.ir.expr import Expr, const, is_const
-from tc.ops.butterflies import MOST_PRIME, radices
+from tc.ops.butterflies import radices
 from tc.ops.fourier import roots_of_one
 
 LONGEST_PASSED = 4096
@@ -86,11 +86,7 @@ def _matrix(angles: np.ndarray, is_complex: bool, inverse: bool) -> np.ndarray:
 
 def _parts(size: int) -> tuple[int, int] | None:
     """The two factors of a length that are closest to each other; None for one with a large prime factor."""
-    left = size
-    for prime in range(2, MOST_PRIME + 1):
-        while left % prime == 0:
-            left //= prime
-    if left > 1:
+    if radices(size) is None:
         return None
     first = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
     return size // first, first
