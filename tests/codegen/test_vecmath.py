@@ -32,6 +32,12 @@ EXACT = {
     "atan": np.arctan,
     "asin": np.arcsin,
     "acos": np.arccos,
+    "tan": np.tan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
     "log1p": np.log1p,
     "expm1": np.expm1,
     "exp2": np.exp2,
@@ -73,8 +79,10 @@ def inputs(name: str) -> np.ndarray:
     parts += [np.exp(rng.uniform(-90, 88, 1000)), rng.uniform(0.3, 1.2, 20000)]
     parts.append(-np.nextafter(np.float32([0.5, 1, 1]), np.float32([0, 0, 2])))
     values = np.concatenate(parts).astype(np.float32)
-    if name in ("asin", "acos"):
+    if name in ("asin", "acos", "atanh"):
         return np.clip(values, -1, 1)
+    if name == "acosh":
+        return np.concatenate([np.abs(values) + np.float32(1), np.nextafter(np.float32([1, 1]), np.float32([1, 2]))])
     if name == "decay":
         near_the_end = np.float32(np.log(2.0**-126)) * rng.uniform(0.999, 1.0005, 2000).astype(np.float32)
         return -np.abs(np.concatenate([values, near_the_end]))
@@ -168,6 +176,31 @@ def test_the_normal_distribution_is_right_to_what_is_stated(native: bool) -> Non
     assert np.isnan(apply("normal_cdf", np.full(16, np.nan, np.float32), 16, native)).all()
 
 
+EDGES = [0.0, 1e-45, 3e-45, 2.0**-126, 2.0**-25, 2.0**-13, 0.5, 1.0, 88.7228, 89.4159, 4096.0, 2.0**17, 2.0**63, 2.0**64, 2.0**127]
+
+
+@pytest.mark.parametrize("lanes", [0, 8])
+@pytest.mark.parametrize("name", ["tan", "sinh", "cosh", "asinh", "acosh", "atanh"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_edges_and_poles_are_those_of_f64(name: str, lanes: int) -> None:
+    poles = np.arange(1, 400) * (math.pi / 2)
+    middle = np.concatenate([EDGES, [np.finfo(np.float32).max, np.nan], poles]).astype(np.float32)
+    sizes = np.concatenate([np.nextafter(middle, np.float32(end)) for end in (-np.inf, np.inf)] + [middle])
+    values = np.concatenate([sizes, -sizes])
+
+    found = apply(name, values, lanes, native=True)
+
+    exact = EXACT[name](values.astype(np.float64))
+    rounded = exact.astype(np.float32)
+    numbers = np.isfinite(rounded)
+    assert 8 <= numbers.sum() < numbers.size
+    np.testing.assert_array_equal(found[~numbers], rounded[~numbers])
+    np.testing.assert_array_equal(np.signbit(found[numbers]), np.signbit(rounded[numbers]))
+    spacing = np.maximum(np.spacing(np.abs(rounded[numbers])), np.float32(1e-45)).astype(np.float64)
+    error = np.abs(found[numbers] - exact[numbers]) / spacing
+    assert error.max() <= MATH_ULPS.get(name, 1.0), f"worst at {values[numbers][error.argmax()]!r}"
+
+
 def test_values_print_their_type() -> None:
     assert str(Value("%x", "float", 4)) == "<4 x float> %x"
 
@@ -212,3 +245,23 @@ def test_powers_of_vectors_are_those_of_c(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(found[~normal].view(np.uint32) << 1, rounded[~normal].view(np.uint32) << 1)
     error = np.abs(found[normal] - exact[normal]) / np.spacing(np.abs(rounded[normal]))
     assert error.max() <= MATH_ULPS.get("pow", 1.0)
+
+
+def test_remainders_of_vectors_are_those_of_c(rng: np.random.Generator) -> None:
+    ends = [0.0, 1.0, 2.0, 3.0, 0.1, 1e-45, 1e-40, 2.0**22, 2.0**22 + 1, 2.0**24, 3e38, np.inf, np.nan]
+    ends = np.array([*ends, *(-end for end in ends)], np.float32)
+    grid = np.stack(np.meshgrid(ends, ends)).reshape(2, -1)
+    drawn = rng.integers(0, 2**32, (2, 4000), dtype=np.uint32).view(np.float32)
+    near = rng.uniform(-1, 1, (2, 20000)).astype(np.float32) * np.float32([[50], [3]])
+    steps = near[1] * rng.integers(1, 2000, 20000).astype(np.float32)  # quotients that are whole numbers, or next to them
+    whole = np.stack([np.nextafter(steps, rng.choice(np.float32([-np.inf, 0, np.inf]), 20000)), near[1]])
+    values, divisors = np.concatenate([grid, drawn, near, whole, np.stack([steps, near[1]])], axis=1)
+    x, y = (placeholder(values.shape, f32, name) for name in "xy")
+    func = create_prim_func("remainder", [x, y], [compute(values.shape, lambda i: call("fmod", x[i], y[i]), "z")])
+
+    (found,) = run(finish(func), [values, divisors])
+
+    with np.errstate(all="ignore"):
+        exact = np.fmod(values.astype(np.float64), divisors.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(found, exact)
+    np.testing.assert_array_equal(np.signbit(found)[exact == 0], np.signbit(exact)[exact == 0])

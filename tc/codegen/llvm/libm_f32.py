@@ -35,9 +35,9 @@ def _sum(a: Number | float, b: Number) -> tuple[Number, Number]:
     return total, b - (total - a)
 
 
-def _any_sum(a: Number, b: Number) -> tuple[Number, Number]:
+def _any_sum(a: Number | float, b: Number) -> tuple[Number, Number]:
     """a + b and what it lacks."""
-    total = a + b
+    total = b + a
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
@@ -75,11 +75,18 @@ def _exp2(x: Number) -> Number:
     return x.where(x.test("ord", x), value)
 
 
+def _without_ln2(x: Number) -> tuple[Value, Number, Number]:
+    """n, r and what r lacks, x = n ln 2 + r."""
+    whole, n = _whole(x, 1 / math.log(2.0))
+    first = (-whole).fma(_LN2[0], x)  # exact
+    rest = (-whole).fma(_LN2[1], first)
+    return n, rest, (-whole).fma(_LN2[1], first - rest)
+
+
 def _expm1(x: Number) -> Number:
     """2 (2^(n-1) (exp(r) - 1) + 2^(n-1) - 1/2), x = n ln 2 + r."""
-    b, capped = x.b, _clamped(x, -25.0, 89.0)
-    whole, n = _whole(capped, 1 / math.log(2.0))
-    rest, low = _any_sum((-whole).fma(_LN2[0], capped), -whole * _LN2[1])
+    b = x.b
+    n, rest, low = _without_ln2(_clamped(x, -25.0, 89.0))
     power = _power(x, b.binary("sub", n, b.int(1, n)))
     square = rest * rest
     small = square.fma(rest.series(_EXP), low.fma(rest, low))
@@ -88,6 +95,43 @@ def _expm1(x: Number) -> Number:
     value = total + small.fma(power, lost + half_lost)
     value = value + value
     return value.where(x.math("abs").test("olt", 2.0**-25), x).where(x.test("uno", x), x)
+
+
+_SINH = [0.1666666716337204, 0.008333289064466953, 0.00019904994405806065]
+"""Of (sinh(r) - r) / r^3 in r^2."""
+_COSH = [0.5, 0.041666459292173386, 0.0013935428578406572]
+"""Of (cosh(r) - 1) / r^2 in r^2."""
+
+
+def _sinh(x: Number) -> Number:
+    size = x.math("abs")
+    value = _hyperbolic(size, is_sine=True)
+    return value.where(size.test("olt", 2.0**-13), size).with_sign_of(x)
+
+
+def _cosh(x: Number) -> Number:
+    return _hyperbolic(x.math("abs"), is_sine=False)
+
+
+def _hyperbolic(size: Number, *, is_sine: bool) -> Number:
+    """sinh(n ln 2 + r) = (2^(n-1) - 2^(-n-1)) cosh(r) + (2^(n-1) + 2^(-n-1)) sinh(r), and cosh with the two factors exchanged.
+
+    There is no quotient, and near 0, where n is 0, nothing cancels. Half of it is computed first, which is a number where it overflows.
+    """
+    b = size.b
+    n, rest, low = _without_ln2(size.where(size.test("ogt", 89.5), 89.5))
+    up = _power(size, b.binary("sub", n, b.int(2, n)))
+    down_bits = b.binary("sub", b.int(250 << 23, n), up.bits)
+    down = from_bits(b, b.intrinsic("smax", down_bits, b.int(0, n)))
+    less, more = up - down, up + down
+    square = rest * rest
+    even, odd = square * square.series(_COSH), (rest * square).fma(square.series(_SINH), low)
+    of_cosh, of_sinh = (less, more) if is_sine else (more, less)
+    product = of_sinh * rest
+    total, tail = _sum(of_cosh, product)
+    lost = (up - less) - down if is_sine else (up - more) + down
+    value = total + (tail + of_sinh.fma(rest, -product) + lost + of_cosh.fma(even, of_sinh * odd))
+    return value + value
 
 
 # -- logarithms
@@ -103,11 +147,16 @@ _LOG2_E = (1.4426950216293335, 1.925963033500011e-08)
 def _log_parts(x: Number) -> tuple[Value, Number, Number]:
     """k, as an integer and as a float, and f of a positive number 2^k f, f in [sqrt(1/2), sqrt(2))."""
     b, tiny = x.b, x.test("olt", 2.0**-126)
-    bits = x.where(tiny, x * 2.0**24).bits
-    exponent = b.binary("ashr", b.binary("sub", bits, b.int(0x3F3504F3, bits)), b.int(23, bits))
-    part = from_bits(b, b.binary("sub", bits, b.binary("shl", exponent, b.int(23, exponent))))
+    exponent, part = _normal_parts(x.where(tiny, x * 2.0**24))
     exponent = b.select(tiny, b.binary("sub", exponent, b.int(24, exponent)), exponent)
     return exponent, Number(b, b.convert("sitofp", exponent, "float")), part
+
+
+def _normal_parts(x: Number) -> tuple[Value, Number]:
+    """k and f of a positive number 2^k f that is not tiny, f in [sqrt(1/2), sqrt(2))."""
+    b, bits = x.b, x.bits
+    exponent = b.binary("ashr", b.binary("sub", bits, b.int(0x3F3504F3, bits)), b.int(23, bits))
+    return exponent, from_bits(b, b.binary("sub", bits, b.binary("shl", exponent, b.int(23, exponent))))
 
 
 def _log_ends(x: Number, value: Number) -> Number:
@@ -135,18 +184,68 @@ def _log2(x: Number) -> Number:
     return _log_ends(x, total + (lost + log.fma(_LOG2_E[1], low * _LOG2_E[0])))
 
 
+def _log_of_sum(u: Number, lost: Number, is_half: Value | None = None) -> Number:
+    """The logarithm of u + lost, of which u is what an f32 can hold, not tiny; of twice that where it is half of what is meant."""
+    b = u.b
+    n, part = _normal_parts(u)
+    lost = lost * _power(u, b.binary("sub", b.int(0, n), n))
+    lost = lost.where(u.test("ogt", 2.0**60), 0.0)
+    k = Number(b, b.convert("sitofp", n, "float"))
+    if is_half is not None:
+        k = k.where(is_half, k + 1.0)
+    f = part - 1.0
+    tail = lost.fma(f.fma(f, -f), _log_tail(f) + lost)
+    total, rest = _sum(k * _LN2[0], f)
+    return total + (rest + k.fma(_LN2[1], tail))
+
+
 def _log1p(x: Number) -> Number:
     b, is_large = x.b, x.test("ogt", 1.0)
     u = x + 1.0
     lost = either(b, is_large, 1.0 - (u - x), x - (u - 1.0))
-    n, k, part = _log_parts(u)
-    lost = lost * _power(x, b.binary("sub", b.int(0, n), n))
-    lost = lost.where(u.test("ogt", 2.0**60), 0.0)
-    f = part - 1.0
-    tail = lost.fma(f.fma(f, -f), _log_tail(f) + lost)
-    total, rest = _sum(k * _LN2[0], f)
-    value = _log_ends(u, total + (rest + k.fma(_LN2[1], tail)))
+    value = _log_ends(u, _log_of_sum(u, lost))
     return value.where(x.math("abs").test("olt", 2.0**-25), x).where(x.test("uno", x), x)
+
+
+_SQUARE_ALONE = 4096.0
+"""Beyond it the square of a number is all that counts beside 1."""
+
+
+def _asinh(x: Number) -> Number:
+    """log(1 + (y + (sqrt(y^2 + 1) - 1))), y = |x|; of large numbers log(2 y)."""
+    size = x.math("abs")
+    is_large = size.test("ogt", _SQUARE_ALONE)
+    square = size * size
+    above, lost = _sum(size, square / ((square + 1.0).math("sqrt") + 1.0))
+    u, rest = _any_sum(1.0, above)
+    u, lost = u.where(is_large, size), (lost + rest).where(is_large, 0.0)
+    return _log_of_sum(u, lost, is_large).where(size.test("oeq", _INF), _INF).with_sign_of(x)
+
+
+def _acosh(x: Number) -> Number:
+    """log(x + sqrt(t^2 + 2 t)), t = x - 1, the root in two numbers; of large numbers log(2 x)."""
+    is_large, above = x.test("ogt", _SQUARE_ALONE), x - 1.0
+    twice = above + above
+    square = above.fma(above, twice)
+    root = square.math("sqrt")
+    root_low = ((-root).fma(root, square) + above.fma(above, twice - square)) * (0.5 / root)
+    root_low = root_low.where(root.test("oeq", 0.0), 0.0)
+    u, lost = _sum(x, root)
+    u, lost = u.where(is_large, x), (lost + root_low).where(is_large, 0.0)
+    value = _log_of_sum(u, lost, is_large).where(x.test("oeq", _INF), _INF)
+    return value.where(x.test("ult", 1.0), _NAN)
+
+
+def _atanh(x: Number) -> Number:
+    """Half of log(1 + 2 y / (1 - y)), y = |x|, the quotient in two numbers."""
+    size = x.math("abs")
+    twice, below = size + size, 1.0 - size
+    inverse = 1.0 / below
+    quotient = twice * inverse
+    lost = ((-quotient).fma(below, twice) - quotient * ((1.0 - below) - size)) * inverse
+    u, rest = _any_sum(1.0, quotient)
+    value = _log_of_sum(u, lost + rest) * 0.5
+    return value.where(size.test("oeq", 1.0), _INF).where(size.test("ugt", 1.0), _NAN).with_sign_of(x)
 
 
 # -- angles
@@ -154,9 +253,15 @@ def _log1p(x: Number) -> Number:
 _LARGE_ANGLE = 2.0**17
 _SIN = [-0.1666666716337204, 0.008333329111337662, -0.0001983933470910415, 2.718307996474323e-06]
 _COS = [0.0416666679084301, -0.0013888883404433727, 2.4799459424684756e-05, -2.720572069847549e-07]
+_TAN = [
+    0.33333349227905273, 0.13332663476467133, 0.05405997857451439, 0.021281862631440163, 0.010836671106517315, 8.842894021654502e-05,
+    0.004376830533146858,
+]  # fmt: skip
+"""Of (tan(r) - r) / r^3 in r^2."""
 
 
-def _sin_cos(x: Number) -> tuple[Number, Number]:
+def _reduced_any(x: Number) -> tuple[Value, Number, Number]:
+    """The whole quarter turns in an angle, and the rest in two numbers."""
     b = x.b
     near, far, done = b.label("near"), b.label("far"), b.label("reduced")
     b.branch_if(x.math("abs").test("olt", _LARGE_ANGLE), near, far)
@@ -176,12 +281,11 @@ def _sin_cos(x: Number) -> tuple[Number, Number]:
         return b.emit(f"phi {element} [ {one.text}, %{near} ], [ {other.text}, %{far_end} ]", element)
 
     turns = either_way("i32", turns, far_turns)
-    r, low = Number(b, either_way("float", angle.v, far_angle.v)), Number(b, either_way("float", lost.v, far_lost.v))
-    return _turned(turns, r, low)
+    return turns, Number(b, either_way("float", angle.v, far_angle.v)), Number(b, either_way("float", lost.v, far_lost.v))
 
 
 def _reduced(x: Number) -> tuple[Value, Number, Number]:
-    """The whole quarter turns in an angle below _LARGE_ANGLE, and the rest in two numbers."""
+    """The same of an angle below _LARGE_ANGLE."""
     n, turns = _whole(x, 2 / math.pi)
     rest = (-n).fma(_QUARTER[1], (-n).fma(_QUARTER[0], x))  # exact
     more = -n * _QUARTER[2]
@@ -192,6 +296,23 @@ def _reduced(x: Number) -> tuple[Value, Number, Number]:
 def near_sin_cos(x: Number) -> tuple[Number, Number]:
     """Of an angle below 2^17; of others some number."""
     return _turned(*_reduced(x))
+
+
+def near_tan(x: Number) -> Number:
+    """Of an angle below 2^17; of others some number."""
+    return _tan_turned(*_reduced(x)).where(x.test("oeq", 0.0), x)
+
+
+def _tan_turned(turns: Value, r: Number, low: Number) -> Number:
+    """The tangent of r + low and so many quarter turns: that of r + low, or the negative inverse of what is known of it in two numbers."""
+    b, square = r.b, r * r
+    tail = r * square * square.series(_TAN)
+    tangent = r + tail
+    tangent, lost = _sum(r, tail + low.fma(tangent * tangent, low))
+    inverse = -1.0 / tangent
+    error = inverse.fma(lost, inverse.fma(tangent, 1.0))
+    is_odd = b.compare("icmp ne", b.binary("and", turns, b.int(1, turns)), b.int(0, turns))
+    return either(b, is_odd, inverse.fma(error, inverse), tangent)
 
 
 def _turned(turns: Value, r: Number, low: Number) -> tuple[Number, Number]:
@@ -328,13 +449,31 @@ def ends_of_power(x: Number, y: Number, value: Number) -> Number:
     return value.where(b.binary("or", y.test("oeq", 0.0), x.test("oeq", 1.0)), 1.0)
 
 
+# -- remainders
+
+
+def near_fmod(x: Number, y: Number) -> tuple[Number, Number]:
+    """x - q y, exact where q is below 2^23, and q, the size of x / y without its fraction."""
+    size, step = x.math("abs"), y.math("abs")
+    quotient = (size / step).math("trunc")
+    rest = (-quotient).fma(step, size)
+    rest = rest.where(rest.test("olt", 0.0), rest + step)  # the quotient had been rounded up to a whole number
+    return rest.where(size.test("olt", step), size).with_sign_of(x), quotient
+
+
 F32_FUNCTIONS: dict[str, Callable[..., Number]] = {
     "exp2": _exp2,
     "expm1": _expm1,
     "log2": _log2,
     "log1p": _log1p,
-    "sin": lambda x: _sin_cos(x)[0].where(x.test("oeq", 0.0), x),
-    "cos": lambda x: _sin_cos(x)[1],
+    "sinh": _sinh,
+    "cosh": _cosh,
+    "asinh": _asinh,
+    "acosh": _acosh,
+    "atanh": _atanh,
+    "sin": lambda x: _turned(*_reduced_any(x))[0].where(x.test("oeq", 0.0), x),
+    "cos": lambda x: _turned(*_reduced_any(x))[1],
+    "tan": lambda x: _tan_turned(*_reduced_any(x)).where(x.test("oeq", 0.0), x),
     "atan": _atan,
     "asin": _asin,
     "acos": _acos,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tc.codegen.llvm.builder import FunctionBuilder, Value, mangled
-from tc.codegen.llvm.libm_f32 import F32_FUNCTIONS, near_sin_cos
+from tc.codegen.llvm.libm_f32 import F32_FUNCTIONS, near_fmod, near_sin_cos, near_tan
 from tc.codegen.llvm.number import Number
 from tc.codegen.llvm.vecmath import emit_math
 
 FAR_ANGLE = 2.0**17
-"""From here on sines and cosines are those of libm."""
+"""From here on sines, cosines and tangents are those of libm."""
+FAR_QUOTIENT = 2.0**22
+"""From here on remainders are those of libm."""
 
 
 def emit_function(b: FunctionBuilder, name: str, *args: Value) -> Value:
@@ -17,42 +21,68 @@ def emit_function(b: FunctionBuilder, name: str, *args: Value) -> Value:
     if element == "half":
         wide = emit_function(b, name, *(b.convert("fpext", arg, "float") for arg in args))
         return wide if wide.element == "i1" else b.convert("fptrunc", wide, element)
-    if element != "float" or name not in F32_FUNCTIONS or name in b.module.f32_libm:
+    if element != "float" or name in b.module.f32_libm:
         return emit_math(b, name, *args)
-    if name in ("sin", "cos"):
-        return _angle_function(b, name, *args)
-    return F32_FUNCTIONS[name](*(Number(b, arg) for arg in b.unify(*args))).v
+    if name in _NEAR:
+        return _near_or_far(b, name, *b.unify(*args))
+    if name in F32_FUNCTIONS:
+        return F32_FUNCTIONS[name](*(Number(b, arg) for arg in b.unify(*args))).v
+    return emit_math(b, name, *args)
 
 
-def _angle_function(b: FunctionBuilder, name: str, x: Value) -> Value:
-    """A sine or cosine; where a lane is far from 0 a function is called, which few vectors are."""
-    number = Number(b, x)
-    sine, cosine = near_sin_cos(number)
-    near = sine.where(number.test("oeq", 0.0), number).v if name == "sin" else cosine.v
-    is_far = number.math("abs").test("uge", FAR_ANGLE)
-    any_far = is_far
-    if x.lanes:
+def _sin(x: Number) -> tuple[Number, Value]:
+    return near_sin_cos(x)[0].where(x.test("oeq", 0.0), x), _is_far(x)
+
+
+def _cos(x: Number) -> tuple[Number, Value]:
+    return near_sin_cos(x)[1], _is_far(x)
+
+
+def _tan(x: Number) -> tuple[Number, Value]:
+    return near_tan(x), _is_far(x)
+
+
+def _is_far(angle: Number) -> Value:
+    return angle.math("abs").test("uge", FAR_ANGLE)
+
+
+def _fmod(x: Number, y: Number) -> tuple[Number, Value]:
+    rest, quotient = near_fmod(x, y)
+    return rest, quotient.test("uge", FAR_QUOTIENT)
+
+
+_NEAR: dict[str, Callable[..., tuple[Number, Value]]] = {"sin": _sin, "cos": _cos, "tan": _tan, "fmod": _fmod}
+"""What most arguments give, and for which that is some number."""
+
+
+def _near_or_far(b: FunctionBuilder, name: str, *args: Value) -> Value:
+    """Where a lane is far a function is called, which few vectors are."""
+    number, is_far = _NEAR[name](*(Number(b, arg) for arg in args))
+    near, any_far = number.v, is_far
+    if near.lanes:
         reduction = f"llvm.vector.reduce.or.{mangled(is_far)}"
         b.module.declare(reduction, "i1", [is_far.type])
         any_far = b.emit(f"call i1 @{reduction}({is_far})", "i1")
     before, far, done = b.block, b.label("far"), b.label("near")
     b.branch_if(any_far, far, done)
     b.start_block(far)
-    called = b.emit(f"call {x.type} @{_far_function(b, name, x)}({x})", x.element, x.lanes)
+    given = ", ".join(map(str, args))
+    called = b.emit(f"call {near.type} @{_far_function(b, name, args)}({given})", near.element, near.lanes)
     with b.scope():
         chosen = b.select(is_far, called, near)
     b.branch(done)
     b.start_block(done)
-    return b.emit(f"phi {x.type} [ {near.text}, %{before} ], [ {chosen.text}, %{far} ]", x.element, x.lanes)
+    return b.emit(f"phi {near.type} [ {near.text}, %{before} ], [ {chosen.text}, %{far} ]", near.element, near.lanes)
 
 
-def _far_function(b: FunctionBuilder, name: str, x: Value) -> str:
+def _far_function(b: FunctionBuilder, name: str, args: tuple[Value, ...]) -> str:
     """A function of the module that calls libm for each lane."""
-    own = f"tc_{name}_{mangled(x)}"
-    header = f"define internal {x.type} @{own}({x.type} %x) noinline cold nounwind {{"
+    own = f"tc_{name}_{mangled(args[0])}"
+    params = [Value(f"%{letter}", arg.element, arg.lanes) for letter, arg in zip("xy", args, strict=False)]
+    header = f"define internal {args[0].type} @{own}({', '.join(map(str, params))}) noinline cold nounwind {{"
     if not any(text.startswith(header) for text in b.module.definitions):
         inner = FunctionBuilder(b.module)
-        result = emit_math(inner, name, Value("%x", x.element, x.lanes))
+        result = emit_math(inner, name, *params)
         inner.emit_void(f"ret {result}")
         b.module.definitions.append("\n".join([header, "entry:", *inner.entry, *inner.lines, "}"]))
     return own
