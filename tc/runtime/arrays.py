@@ -16,9 +16,6 @@ from tc.errors import InputError
 from tc.ir.dtype import bf16
 from tc.runtime.memory import data_address
 
-Port = tuple[int, int, Any, Any]
-"""Of an input or output: its position, the word of the frame that has its address, dtype, and static shape."""
-
 _UNREADABLE = (RuntimeError, TypeError, BufferError, AttributeError, ValueError)
 
 
@@ -88,17 +85,6 @@ def from_dlpack(value: Any) -> np.ndarray:
 
 Overlaps = tuple[set[int], "tuple[int, int] | None"]
 NO_OVERLAP: Overlaps = (set(), None)
-
-
-def fit(arrays: Sequence[Any], wanted: Sequence[Port]) -> bool:
-    """Whether these are arrays as kernels take them, each of its dtype and shape: nothing to convert, and no error to explain."""
-    if len(arrays) != len(wanted):
-        return False
-    for k, _, dtype, shape in wanted:
-        array = arrays[k]
-        if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-            return False
-    return True
 
 
 def overlapping(inputs: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> Overlaps:

@@ -1,4 +1,4 @@
-"""Execution plan to native code: one function that runs the whole graph, and one that prepares a call.
+"""Execution plan to native code: one function that runs the whole graph, one that prepares a call, and the short way into the first.
 
 Both take one pointer to a *frame* of 64-bit words that the caller fills (`FrameLayout`). `prepare` binds dims from the
 inputs' shapes, checks every promise, and writes the output shapes and the arena size into the frame; `run` does the work.
@@ -60,6 +60,7 @@ from tc.runtime.frame_layout import (
     FrameLayout,
     frame_layout,
 )
+from tc.runtime.short_call import short_call
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,15 @@ class EntrySource:
 
 
 def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False, calls: str = "") -> EntrySource:
-    """Emit `<symbol>_prepare` and `<symbol>_run`. `kernels` maps kernel names to linker symbols, on a device `COLLECT` of a plan with
-    checks, too; `calls`: see `Backend`."""
+    """Emit `<symbol>_prepare`, `<symbol>_run` and, on the host, `<symbol>_call`.
+
+    `kernels` maps kernel names to linker symbols, on a device `COLLECT` of a plan with checks, too; `calls`: see `Backend`.
+    """
     emitter = _EntryEmitter(plan, kernels, profile, calls)
     emitter.emit_prepare(f"{symbol}_prepare")
     emitter.emit_run(f"{symbol}_run")
+    if not calls:
+        emitter.module.definitions.append(short_call(plan, emitter.layout, symbol))
     return EntrySource(
         str(emitter.module), tuple(emitter.checks), tuple(emitter.callbacks), emitter.layout, tuple(emitter.timed), emitter.reports,
         what_data_decide(plan),

@@ -8,8 +8,8 @@ from tc.ir.expr import Var
 from tc.ir.plan import BindDims, CallOut, ExecutionPlan, Repeat, all_steps
 from tc.ir.types import TensorType
 
-THREADS, ARENA, CONSTANTS, CALLBACK, FAULTS, DETAIL, ARENA_BYTES, SIZE = range(8)
-_HEADER_WORDS = 8
+THREADS, ARENA, CONSTANTS, CALLBACK, FAULTS, DETAIL, ARENA_BYTES, SIZE, TYPES = range(9)
+_HEADER_WORDS = 9
 
 
 @dataclass(frozen=True)

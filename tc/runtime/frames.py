@@ -102,8 +102,6 @@ class Frame:
     error: BaseException | None = None
     thread: int = 0
     """That of the call, or of the last one."""
-    places: list[int] | None = None
-    """The addresses that are in `words`, of inputs and results that are apart and of fixed sizes."""
     shapes: list[tuple[int, ...]] | None = None
     """Those of the inputs of the last call, if what follows from them is still in `words`."""
     wanted: list[tuple[tuple[int, ...], Any]] = field(default_factory=list)

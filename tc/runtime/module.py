@@ -18,7 +18,6 @@ from tc.ir.expr import Expr, Var
 from tc.ir.node import walk
 from tc.ir.plan import Check, ExecutionPlan, Launch, SlotPlace
 from tc.ir.types import TensorType
-from tc.runtime.arrays import fit
 from tc.runtime.callbacks import Callback
 from tc.runtime.entry import EntrySource
 from tc.runtime.frames import Frame
@@ -102,6 +101,10 @@ class CompiledModule(NativeProgram):
 
     def _call_flat(self, args: tuple[Any, ...], out: Any) -> Any:
         try:
+            if args and type(args[0]) is np.ndarray and self._enter is not None:
+                results = self._run_shortly(args, out)
+                if results is not None:
+                    return results[0] if len(results) == 1 else results
             return self._call(args, out)
         except AssumptionFails:
             return self.general._call_flat(args, out)
@@ -120,8 +123,7 @@ class CompiledModule(NativeProgram):
 
     def _run_flat(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         try:
-            args = self._by_name(inputs)
-            return self._run_static(args) if self._is_static and fit(args, self._wanted) else self._execute(args, None)
+            return self._run_arrays(self._by_name(inputs), None)
         except AssumptionFails:
             return self.general._run_flat(inputs)
         except DefaultsReplaced as given:

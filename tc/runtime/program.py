@@ -28,16 +28,17 @@ from tc.frontend.imported import RANDOM_KEY
 from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Const
 from tc.ir.plan import ExecutionPlan, SlotPlace
-from tc.runtime.arrays import NO_OVERLAP, Port, dtype_name, fit, input_array, like, listed, output_array, overlapping
+from tc.runtime.arrays import dtype_name, input_array, like, listed, output_array, overlapping
 from tc.runtime.available import check_fits
 from tc.runtime.callbacks import Callback
 from tc.runtime.entry import EntrySource
-from tc.runtime.frame_layout import ARENA, ARENA_BYTES, CALLBACK, CONSTANTS, DETAIL, SIZE, THREADS
+from tc.runtime.frame_layout import ARENA, ARENA_BYTES, CALLBACK, CONSTANTS, DETAIL, SIZE, THREADS, TYPES
 from tc.runtime.frames import HOST_MEMORY, Frame, free_block, owned_array, run_reference
-from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, data_address, result_array
+from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, aligned_empty, data_address, result_array
 from tc.runtime.pool import get_pool
 from tc.runtime.report import tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
+from tc.runtime.short_call import MISFIT, find_types, fixed_results
 
 _Wanted = tuple[tuple[int, ...], Any]
 """Of a result: shape and dtype."""
@@ -90,12 +91,16 @@ class NativeProgram:
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
         self._prepare = kind(library.address(f"{symbol}_prepare"))
         self._run = kind(library.address(f"{symbol}_run"))
+        self._enter: Callable[[int, tuple[Any, ...], tuple[Any, ...]], int] | None = None
         self._native_callback = _CALLBACK(_weakly(weakref.WeakMethod(self._call_out))) if entry.calls else None
         self._lock = threading.Lock()
         self._idle: list[Frame] = []
         self._frames: dict[int, Frame] = {}
         self._results = ResultPool()
         self._note_types()
+        self._types = find_types([*self._dtypes, *(self._out_types[k][0] for k in fixed_results(plan))])
+        if self._types is not None and self._takes_host_addresses and not self._shares_bytes:
+            self._enter = _SHORT_CALL(library.address(f"{symbol}_call"))
         if threads > 1:
             get_pool().start(threads)
         _living.add(self)
@@ -114,11 +119,7 @@ class NativeProgram:
         # Nor are elements that share bytes: arrays of callers have each in a byte of its own.
         self._shares_bytes = any(v.type.dtype.per_byte > 1 for v in (*plan.inputs, *plan.outputs))  # type: ignore[union-attr]
         self._is_static = self._is_static and not self._shares_bytes
-        # A short way of their own have those whose inputs have fixed sizes, and whose results too, or sizes that data decide.
-        fixed = all(s is not None for s in self._static_in) and self._static_arena is not None and not self._shares_bytes
         decided = [slot.place is SlotPlace.DYNAMIC for slot in plan.output_slots]
-        known = all(s is not None or is_decided for s, is_decided in zip(self._static_out, decided, strict=True))
-        self._is_decided = self._takes_host_addresses and fixed and known and plan.num_dynamic > 0
         self._out_types = [(v.type.dtype.numpy, v.type.rank) for v in plan.outputs]  # type: ignore[union-attr]
         self._dynamic_out = decided
         self._known_out = [
@@ -135,14 +136,11 @@ class NativeProgram:
             for k, (word, (dtype, rank)) in enumerate(zip(layout.outputs, self._out_types, strict=True))
             if self._dynamic_out[k]
         ]
-        # What the calls of a static module need, looked up here once.
-        out_dtypes = [dtype for dtype, _ in self._out_types]
-        self._wanted: list[Port] = list(zip(range(len(self.inputs)), layout.inputs, self._dtypes, self._static_in, strict=True))
-        self._made: list[Port] = list(zip(range(len(self.outputs)), layout.outputs, out_dtypes, self._static_out, strict=True))
-        self._fixed_out = [port for port, dynamic in zip(self._made, decided) if not dynamic]
-        self._result_types = [(shape, dtype) for _, _, dtype, shape in self._made]
-        self._lends = self._is_static and any(math.prod(s) * d.itemsize >= LEAST_LENT_BYTES for s, d in self._result_types)
-        self._address_words = [word for _, word, _, _ in (*self._wanted, *self._made)]
+        self._fixed_in = all(s is not None for s in self._static_in)
+        fresh = [(s, d, math.prod(s) * d.itemsize) for s, (d, _) in zip(self._static_out, self._out_types) if s is not None]
+        self._are_small = self._is_static and all(size < LEAST_LENT_BYTES for _, _, size in fresh)
+        self._result_makers = [(np.empty if size < LEAST_ALIGNED_BYTES else aligned_empty, shape, dtype) for shape, dtype, size in fresh]
+        self._address_words = [*layout.inputs, *layout.outputs]
         self._output_names = [info.name for info in self.outputs]
         self._positions = {info.name: k for k, info in enumerate(self.inputs)}
         self._is_random = RANDOM_KEY in self._positions
@@ -164,20 +162,11 @@ class NativeProgram:
     # -- calling
 
     def _call(self, args: tuple[Any, ...], out: Any) -> Any:
-        results: Any = None
-        if self._is_random and len(args) == len(self.inputs) - 1 and not (len(args) == 1 and isinstance(args[0], Mapping)):
+        if len(args) == 1 and type(args[0]) is not np.ndarray and isinstance(args[0], Mapping):
+            args = self._by_name(args[0])
+        elif self._is_random and len(args) == len(self.inputs) - 1:
             args = (*args, self._next_key())
-        if self._is_static and fit(args, self._wanted):
-            if out is None:
-                results = self._run_static(args)
-            elif fit(given := listed(out), self._made) and all(array.flags.carray for array in given):
-                results = self._run_into(args, given)
-        elif self._is_decided and out is None and fit(args, self._wanted):
-            results = self._run_decided(args)
-        if results is None:
-            if len(args) == 1 and isinstance(args[0], Mapping):
-                args = self._by_name(args[0])
-            results = self._execute(args, out)
+        results = self._run_arrays(args, out)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _next_key(self) -> np.ndarray:
@@ -200,59 +189,35 @@ class NativeProgram:
             raise DefaultsReplaced(tuple(sorted(name for name in inputs if name in self.overridable)))
         return tuple(inputs[info.name] for info in self.inputs)
 
-    def _run_static(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run where nothing but addresses changes from call to call: the other words of a frame and its arena are what they were."""
-        if self._lends:
-            results = self._results.arrays(self._result_types, len(self._frames))
-        else:
-            results = [result_array(shape, dtype) for shape, dtype in self._result_types]
-        frame = self._take_frame()
-        try:
-            words, frame.places = frame.words, None
-            for k, word, _, _ in self._wanted:
-                words[word] = data_address(arrays[k])
-            for k, word, _, _ in self._made:
-                words[word] = data_address(results[k])
-            status = self._run(frame.address)
-            if status:
-                self._fail(status, frame)
-            return results
-        finally:
-            self._idle.append(frame)
+    def _run_arrays(self, args: tuple[Any, ...], out: Any) -> Sequence[Any]:
+        """The results of a call: the short way where nothing is to be converted or explained, else the long one."""
+        results = None if self._enter is None else self._run_shortly(args, out)
+        return self._execute(args, out) if results is None else results
 
-    def _run_decided(self, arrays: Sequence[np.ndarray]) -> list[Any]:
-        """`_run_static` where data decide sizes of results."""
+    def _run_shortly(self, args: tuple[Any, ...], out: Any) -> Sequence[Any] | None:
+        """Run where nothing but addresses changes from call to call: the other words of a frame and its arena are what they were. None,
+        and nothing has run, where arrays are of other sizes than in the call before, or not such as kernels take (see `short_call`)."""
         frame = self._take_frame()
         try:
-            words, frame.places, frame.shapes = frame.words, None, None
-            for k, word, _, _ in self._wanted:
-                words[word] = data_address(arrays[k])
-            results: list[Any] = [None] * len(self._out_types)
-            for k, word, dtype, shape in self._fixed_out:
-                results[k] = result_array(shape, dtype)
-                words[word] = data_address(results[k])
-            self._run_dynamic(frame, results)
-            return results
-        finally:
-            self._idle.append(frame)
-
-    def _run_into(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
-        """`_run_static` with results in arrays of the caller. None, and nothing is done, when one lies upon an input or another."""
-        places = [data_address(array) for array in arrays]
-        places += [data_address(array) for array in results]
-        frame = self._take_frame()
-        try:
-            if places != frame.places:  # sizes are fixed: the same places are as far apart as they were
-                if overlapping(arrays, results) != NO_OVERLAP:
+            if frame.shapes is None or not (self._fixed_in or [getattr(array, "shape", None) for array in args] == frame.shapes):
+                return None
+            results: Any
+            if out is not None:
+                if self._found_out:
                     return None
-                words, frame.places = frame.words, None
-                for word, place in zip(self._address_words, places):
-                    words[word] = place
-                frame.places = places
-            status = self._run(frame.address)
+                results = out if type(out) is tuple else tuple(listed(out))
+            elif self._are_small:
+                results = tuple([make(shape, dtype) for make, shape, dtype in self._result_makers])
+            else:
+                results = tuple(self._results.arrays(frame.wanted, len(self._frames)))
+            status: int = self._enter(frame.address, args, results)  # type: ignore[misc]
+            if status == MISFIT:
+                return None
+            if self._dynamic_words:
+                return self._after_dynamic(frame, status, results)
             if status:
                 self._fail(status, frame)
-            return results
+            return results  # type: ignore[no-any-return]
         finally:
             self._idle.append(frame)
 
@@ -293,7 +258,7 @@ class NativeProgram:
                 raise InputError(f'input "{info.name}": dim {axis} is {actual}, but must be {expected} ({info})', code="TC2003")
 
     def _run_frame(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[np.ndarray]:
-        words, frame.places = frame.words, None
+        words = frame.words
         shapes = [array.shape for array in arrays]
         if self._shares_bytes:
             arrays = [pack(array) for array in arrays]
@@ -435,8 +400,14 @@ class NativeProgram:
         if self._native_callback is not None:
             words[CALLBACK] = ctypes.cast(self._native_callback, ctypes.c_void_p).value or 0
         self._connect(frame)
-        if self._is_static or self._is_decided:
+        if self._types is not None:
+            words[TYPES] = ctypes.addressof(self._types)
+        if self._is_static:
             self._provide(frame, self._static_arena or 0)
+            shapes = [shape or () for shape in (*self._static_in, *self._static_out)]
+            for word, shape in zip(self._address_words, shapes, strict=True):
+                words[word + 1 : word + 1 + len(shape)] = shape  # type: ignore[assignment]
+            self._set_shapes(frame, shapes[: len(self._static_in)])
         with self._lock:
             self._frames[frame.address] = frame
         return frame
@@ -503,6 +474,18 @@ class NativeProgram:
         finally:
             self._free_dynamic(frame)
 
+    def _after_dynamic(self, frame: Frame, status: int, fixed: tuple[Any, ...]) -> Sequence[Any]:
+        """`_run_dynamic` of a program that has run: all results, of which those of known size are there."""
+        try:
+            if status:
+                self._fail(status, frame)
+            made = iter(fixed)
+            results = [None if is_dynamic else next(made) for is_dynamic in self._dynamic_out]
+            self._take_dynamic(frame, results)
+            return tuple(results)
+        finally:
+            self._free_dynamic(frame)
+
     def _take_dynamic(self, frame: Frame, results: list[Any]) -> None:
         """Make results of dynamic blocks: large ones are the memory of a block that is no other result's, others are copies."""
         words, is_here = frame.words, frame.memory is HOST_MEMORY
@@ -559,3 +542,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
+_SHORT_CALL = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
