@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -86,7 +87,7 @@ def test_caches_are_written_where_data_say(mode: str, axis: int) -> None:
     check(make_model([node("TensorScatter", "p u w", "y", mode=mode, axis=axis)], inputs, ["y"], opset=24), feed)
 
 
-@pytest.mark.parametrize("groups, parts", [(1, 1), (2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize("groups, parts", [(1, 1), (2, 1), (1, 2), (2, 4), (2, 3), (12, 1), (1, 12), (4, 6)])
 @pytest.mark.parametrize("attributes", [{}, {"strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2]}], ids=str)
 def test_taps_of_convolutions_are_moved_by_data(groups: int, parts: int, attributes: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
@@ -96,11 +97,43 @@ def test_taps_of_convolutions_are_moved_by_data(groups: int, parts: int, attribu
     )
     out = ((h + pads[0] + pads[2] - (kh - 1) * dh - 1) // sh + 1, (w + pads[1] + pads[3] - (kw - 1) * dw - 1) // sw + 1)
     taps = parts * kh * kw
-    shapes = {"x": (2, 4, h, w), "w": (6, 4 // groups, kh, kw), "o": (2, 2 * taps, *out), "b": (6,), "m": (2, taps, *out)}
+    shapes = {"x": (2, 12, h, w), "w": (2 * groups, 12 // groups, kh, kw), "b": (2 * groups,)}
+    shapes |= {"o": (2, 2 * taps, *out), "m": (2, taps, *out)}
     feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     feed["o"] *= 2
     inputs = {name: (np.float32, list(shape)) for name, shape in shapes.items()}
-    inputs["x"] = (np.float32, ["n", 4, "h", "w"])
+    inputs["x"] = (np.float32, ["n", 12, "h", "w"])
     convolve = node("DeformConv", "x w o b m", "y", group=groups, offset_group=parts, kernel_shape=[kh, kw], **attributes)
 
     check(make_model([convolve], inputs, ["y"], opset=19), feed, 1e-4)
+
+
+def _by_onnxruntime(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(feed))
+
+
+def test_taps_moved_out_of_images_are_zero_for_sizes_known_when_it_runs() -> None:
+    """Sizes, channels and weights are data; images hold infinities where no tap reaches."""
+    rng = np.random.default_rng(1)
+    inputs = {
+        "x": (np.float32, ["n", "c", "h", "w"]), "w": (np.float32, ["m", "c", 3, 3]), "o": (np.float32, ["n", 18, "p", "q"]),
+        "b": (np.float32, ["m"]), "k": (np.float32, ["n", 9, "p", "q"]),
+    }  # fmt: skip
+    model = make_model([node("DeformConv", "x w o b k", "y", kernel_shape=[3, 3], pads=[1, 1, 1, 1])], inputs, ["y"], opset=19)
+    compiled = tc.compile(model)
+
+    for n, c, m, h, w in ((1, 1, 1, 1, 1), (2, 3, 5, 4, 7), (1, 17, 9, 1, 6), (3, 8, 1, 5, 5)):
+        shapes = {"x": (n, c, h, w), "w": (m, c, 3, 3), "o": (n, 18, h, w), "b": (m,), "k": (n, 9, h, w)}
+        feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        feed["o"] = np.where(rng.random(feed["o"].shape) < 0.2, rng.choice([-1e9, -1.0, -0.5, 0.5, 1e9, 3e38], feed["o"].shape), feed["o"])
+        feed["o"] = feed["o"].astype(np.float32)
+        (found,) = compiled.run(feed).values()
+        (wanted,) = _by_onnxruntime(model, feed)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        feed["x"][:, :, 0, 0] = np.inf
+        feed["o"] = np.abs(feed["o"]) + 2.5  # no tap reaches the first element, whose weight would be 0
+        assert np.isfinite(compiled.run(feed)["y"]).all()
+    empty = {name: np.zeros(shape, np.float32) for name, shape in (("x", (0, 2, 3, 3)), ("w", (4, 2, 3, 3)), ("b", (4,)))}
+    empty |= {"o": np.zeros((0, 18, 3, 3), np.float32), "k": np.zeros((0, 9, 3, 3), np.float32)}
+    assert compiled.run(empty)["y"].shape == (0, 4, 3, 3)

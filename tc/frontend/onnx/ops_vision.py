@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from math import lcm
 
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import simplify
-from tc.ir.dtype import DType, f32, f64, i64
+from tc.ir.dtype import f32, i64
 from tc.ir.expr import Expr, const, floordiv, minimum
 from tc.ir.types import product
 from tc.ops.common import require_equal
-from tc.ops.sampling import OFFSETS, OUTSIDE
+from tc.ops.sampling import OFFSETS
 
 _SAMPLING_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 """What opset 16 calls the modes that have been called otherwise since 20."""
@@ -81,8 +80,6 @@ def import_deform_conv(n: NodeContext) -> NodeResult:
     """A convolution whose taps are moved by data, between elements: images are sampled first, then weights applied (Dai et al., 2017)."""
     x, w, offset = n.value(0), n.value(1), n.value(2)
     bias, mask = n.optional(3), n.optional(4)
-    if offset.dtype is not f64:
-        offset = n.call("cast", offset, dtype=f32)
     if x.rank != 4 or w.rank != 4 or offset.rank != 4:
         raise UnsupportedError(
             f"DeformConv of {x.type} with weights {w.type} and offsets {offset.type}: images of two axes are supported",
@@ -91,60 +88,33 @@ def import_deform_conv(n: NodeContext) -> NodeResult:
     groups, parts, out = n.attr("group", 1), n.attr("offset_group", 1), offset.shape[2:]
     strides, dilations, pads = n.attr("strides") or [1, 1], n.attr("dilations") or [1, 1], n.attr("pads") or [0] * 4
     taps = w.shape[2:]
-    batch, count, channels = x.shape[0], product(taps), simplify(x.shape[1] // parts, n.facts)
-    sampled = (simplify(batch * parts, n.facts), count, *out)
+    batch, count = x.shape[0], product(taps)
 
     def fits() -> None:
         require_equal(w.shape[1] * groups, x.shape[1], f"DeformConv: the channels of the weights {w.type} in {groups} groups")
-        require_equal(channels * parts, x.shape[1], f"DeformConv: the channels of {parts} offset groups")
         require_equal(offset.shape[1], count * (2 * parts), f"DeformConv: dim 1 of the offsets {offset.type}")
         require_equal(offset.shape[0], batch, f"DeformConv: dim 0 of the offsets {offset.type}")
+        require_equal(simplify(x.shape[1] // parts, n.facts) * parts, x.shape[1], f"DeformConv: the channels of {parts} offset groups")
         for d, size in enumerate(out):
             reach = x.shape[2 + d] + (pads[d] + pads[2 + d]) - (taps[d] - 1) * dilations[d] - 1
             require_equal(size, floordiv(reach, strides[d]) + 1, f"DeformConv: dim {2 + d} of the offsets {offset.type}")
 
     n.graph.state(fits, n.span)
-    moved = n.call("reshape", offset, shape=(sampled[0], count, const(2), *out))
-    places, weights = [], []
-    for axis in (0, 1):
-        own = n.call("slice", moved, starts=(0, 0, axis, 0, 0), sizes=(*sampled[:2], const(1), *out), steps=(1,) * 5)
-        of_tap = n.call("reshape", _line(n, taps, axis, dilations[axis], offset.dtype), shape=(count, const(1), const(1)))
-        at = n.call("add", n.call("reshape", own, shape=sampled), of_tap)
-        at = n.call("add", at, _line(n, out, axis, strides[axis], offset.dtype))
-        at = n.call("sub", at, n.const(pads[axis], offset.dtype))
-        for place, weight in _linear_taps(n, at, x.shape[2 + axis], x.shape[3] if axis == 0 else const(1)):
-            places.append(place)
-            weights.append(weight)
-    flat = n.call("reshape", x, shape=(sampled[0], channels, x.shape[2] * x.shape[3]))
-    columns = n.call("sample_taps", flat, *places, *weights, rank=2, taps=2, zeros=True)
-    if mask is not None:
-        columns = n.call("mul", columns, n.call("reshape", mask, shape=(sampled[0], const(1), count, *out)))
-    depth = simplify(w.shape[1] * count, n.facts)
-    columns = n.call("reshape", columns, shape=(batch, const(groups), depth, product(out)))
-    rows = simplify(w.shape[0] // groups, n.facts)
-    found = n.call("matmul", n.call("reshape", w, shape=(const(groups), rows, depth)), columns)
+    units = lcm(groups, parts) // groups  # channels that share weights' group and offsets are a unit: how many a group has
+    unit = simplify(w.shape[1] // units, n.facts)
+    attrs = {"strides": tuple(strides), "dilations": tuple(dilations), "pads": tuple(pads[:2])}
+    given = [offset] if mask is None else [offset, mask]
+    tables = n.graph.call("moved_taps", *given, span=n.span, sizes=x.shape[2:], taps=taps, parts=parts, **attrs)
+    flat = n.call("reshape", x, shape=(*x.shape[:2], x.shape[2] * x.shape[3]))
+    last = n.call("transpose", flat, perm=(0, 2, 1))
+    columns = n.call("sample_moved", last, *tables, groups=groups, units=units, unit=unit, units_of_part=units * groups // parts)
+    depth, rows = simplify(w.shape[1] * count, n.facts), simplify(w.shape[0] // groups, n.facts)
+    columns = n.call("reshape", columns, shape=(batch, const(groups), product(out), depth))
+    weights = n.call("reshape", w, shape=(const(groups), rows, w.shape[1], count))
+    weights = n.call("reshape", n.call("transpose", weights, perm=(0, 3, 2, 1)), shape=(const(groups), depth, rows))
+    found = n.call("transpose", n.call("matmul", columns, weights), perm=(0, 1, 3, 2))
     found = n.call("reshape", found, shape=(batch, w.shape[0], *out))
     return found if bias is None else n.call("add", found, n.call("reshape", bias, shape=(w.shape[0], const(1), const(1))))
-
-
-def _line(n: NodeContext, sizes: Sequence[Expr], axis: int, step: int, dtype: DType) -> ModelValue:
-    """For the elements of a matrix, `step` times their index along an axis."""
-    line = n.call("mul", n.call("cast", n.call("range", start=0, size=sizes[axis], step=1), dtype=dtype), n.const(step, dtype))
-    line = n.call("reshape", line, shape=tuple(size if d == axis else const(1) for d, size in enumerate(sizes)))
-    return n.call("expand", line, shape=tuple(sizes))
-
-
-def _linear_taps(n: NodeContext, at: ModelValue, size: Expr, stride: Expr) -> Iterator[tuple[ModelValue, ModelValue]]:
-    """Places and weights of the two elements around places along an axis; what is outside is nowhere (`sampling`)."""
-    base = n.call("floor", at)
-    rest = n.call("sub", at, base)
-    last = n.call("cast", elements_value(make_elements([size - 1], ()), i64), dtype=at.dtype)
-    for k, weight in enumerate((n.call("sub", n.const(1, at.dtype), rest), rest)):
-        index = n.call("add", base, n.const(k, at.dtype))
-        inside = n.call("logical_and", n.call("greater_equal", index, n.const(0, at.dtype)), n.call("less_equal", index, last))
-        held = n.call("cast", n.call("clip", index, n.const(0, at.dtype), last), dtype=i64)
-        step = elements_value(make_elements([stride], ()), i64)
-        yield n.call("where", inside, n.call("mul", held, step), n.const(OUTSIDE, i64)), weight
 
 
 @onnx_op("NonMaxSuppression")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -234,14 +235,16 @@ def max_roi_pool(b: Builder) -> None:
 
 
 def deform_conv(b: Builder) -> None:
-    n, c, h, w = b.integer(1, 2), b.choose((1, 2, 4)), b.integer(3, 6), b.integer(3, 6)
-    k = b.integer(1, 3)
-    out = (h - k + 1, w - k + 1)
-    offset = b.data(F32, (n, 2 * k * k, *out))
-    mask = b.data(F32, (n, k * k, *out)) if b.chance(0.4) else None
-    weight = b.weights(F32, (b.integer(1, 3), c, k, k))
+    groups, parts = b.choose((1, 1, 2, 3)), b.choose((1, 1, 2, 4))
+    n, c, h, w = b.integer(1, 2), math.lcm(groups, parts) * b.integer(1, 3), b.integer(3, 6), b.integer(3, 6)
+    kh, kw, sh, sw, pad = b.integer(1, 3), b.integer(1, 3), b.integer(1, 2), b.integer(1, 2), b.integer(0, 1)
+    out = ((h + 2 * pad - kh) // sh + 1, (w + 2 * pad - kw) // sw + 1)
+    offset = b.data(F32, (n, 2 * parts * kh * kw, *out))
+    mask = b.data(F32, (n, parts * kh * kw, *out)) if b.chance(0.4) else None
+    weight = b.weights(F32, (groups * b.integer(1, 3), c // groups, kh, kw))
     bias = b.weights(F32, (weight.shape[0],)) if b.chance(0.5) or mask is not None else None
-    b.emit("DeformConv", [b.data(F32, (n, c, h, w)), weight, offset, bias, mask])
+    attrs = {"group": groups, "offset_group": parts, "strides": [sh, sw], "pads": [pad] * 4}
+    b.emit("DeformConv", [b.data(F32, (n, c, h, w)), weight, offset, bias, mask], **attrs)
 
 
 def col2im(b: Builder) -> None:
