@@ -326,6 +326,8 @@ class KernelEmitter(ExpressionEmitter):
             branch = stmt.then_body if condition.known else stmt.else_body
             if branch is not None:
                 self.statement(branch)
+        elif condition.lanes and self._is_report(stmt.else_body):
+            self._checked_vector(condition, stmt)
         elif condition.lanes:
             outer = self.mask
             self.mask = self.and_mask(outer, condition)
@@ -339,6 +341,30 @@ class KernelEmitter(ExpressionEmitter):
             self.mask = outer
         else:
             self._branch(condition, stmt)
+
+    def _is_report(self, stmt: Stmt | None) -> bool:
+        """Whether all that a statement does is to say what failed."""
+        stores = [stmt] if isinstance(stmt, Store) else stmt.stmts if isinstance(stmt, Seq) else ()
+        return bool(stores) and all(isinstance(each, Store) and each.buffer is self.report for each in stores)
+
+    def _checked_vector(self, condition: Value, stmt: If) -> None:
+        """What is checked in each lane, without masks: where one fails so does the call, and nobody asks what the others would have got."""
+        assert stmt.else_body is not None
+        b, outer = self.b, self.mask
+        failed = self.and_mask(outer, b.binary("xor", condition, b.int(1, condition)))
+        yes, no, done = b.label("seldom"), b.label("usual"), b.label("checked")
+        b.branch_if(self.any_lane(failed), yes, no)
+        b.start_block(yes)
+        self.mask = failed
+        with self.region():
+            self.statement(stmt.else_body)
+        b.branch(done)
+        self.mask = outer
+        b.start_block(no)
+        with self.region():
+            self.statement(stmt.then_body)
+        b.branch(done)
+        b.start_block(done)
 
     def _branch(self, condition: Value, stmt: If) -> None:
         b = self.b
