@@ -51,6 +51,7 @@ from tc.passes.loop import (
     cut_borders,
     distribute_threads,
     exchange_lanes,
+    hoist_choices,
     hoist_guards,
     hold_fragments,
     interleave_stores,
@@ -82,7 +83,7 @@ REGISTERED = (
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     transforms_as_products,
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(cut_borders, exchange_lanes, interleave_stores),
+    *(cut_borders, exchange_lanes, hoist_choices, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )
@@ -173,6 +174,7 @@ FINISH = """
     drop_unread_scratch,            # of loops that do not run for these attributes
     lift_workspace,
     mark_in_place,
+    hoist_choices,                  # what may work in place is seen before its one store is several
     check_accesses,
 """
 """Of a scheduled PrimFunc, to loops without blocks that a compiler of loops takes."""
