@@ -405,3 +405,29 @@ def test_a_loop_that_would_never_end_may_never_begin() -> None:
     compiled = tc.compile(unbounded([node("Identity", "c", "c2"), node("Add", "s s", "o")], "c0"))
 
     np.testing.assert_array_equal(compiled(np.ones(3, F32), np.array(False)), np.ones(3, F32))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_operands_of_recurrent_nets_have_dims_by_any_name(seed: int) -> None:
+    """Ended in a KeyError: the batch of a known initial state is 1, and that of the inputs and of the lengths had other names."""
+    rng = np.random.default_rng(seed)
+    op, gates = [("LSTM", 4), ("GRU", 3), ("RNN", 1)][rng.integers(3)]
+    way = ["forward", "reverse", "bidirectional"][rng.integers(3)]
+    d, h, t, b, terms = 1 + (way == "bidirectional"), int(rng.integers(1, 9)), int(rng.integers(1, 5)), int(rng.integers(1, 3)), 3
+    shapes = {"x": [t, b, terms], "w": [d, gates * h, terms], "r": [d, gates * h, h], "B": [d, 2 * gates * h], "l": [b], "h": [d, b, h]}
+    shapes |= {"c": [d, b, h], "p": [d, 3 * h]} if op == "LSTM" else {}
+    arrays = {name: rng.standard_normal(shape).astype(F32) for name, shape in shapes.items()}
+    arrays["l"] = rng.integers(1, t + 1, b).astype(np.int32)
+    inputs, constants = {}, {}
+    for name, array in arrays.items():
+        if name != "x" and rng.random() < 0.4:
+            constants[name] = array
+            continue
+        inputs[name] = (array.dtype.type, [f"{name}{k}" if rng.random() < 0.6 else size for k, size in enumerate(array.shape)])
+    operands = " ".join(name for name in ("x", "w", "r", "B", "l", "h", "c", "p") if name in arrays)
+    outputs = ["y", "y_h", "y_c"][: 3 if op == "LSTM" else 2]
+    model = make_model([node(op, operands, " ".join(outputs), hidden_size=h, direction=way)], inputs, outputs, constants)
+
+    imported = check_against_onnxruntime(model, {name: arrays[name] for name in inputs})
+
+    assert {report.status for report in imported.report} == {"native"}

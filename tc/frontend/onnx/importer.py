@@ -476,7 +476,7 @@ class GraphImporter:
             check_node(n.node, n.schema, n.opset)
         strings = take_numbers(n)
         self.shared.check(n)
-        mark = self.mark()
+        mark, given = self.mark(), list(n.inputs)
         reason, first = "it has no operator in tc", None
         adapter = None if is_function else find_adapter(n.domain, n.op_type, n.opset)
         if adapter is not None:
@@ -489,8 +489,7 @@ class GraphImporter:
             except UnsupportedError as error:
                 reason, first = error.said, error
                 self.roll_back(mark)
-        if strings is not None:
-            n.inputs = strings
+        n.inputs = given if strings is None else strings  # an adapter may have put what it bound in the place of operands
         n.reason = reason
         for alternative in self.shared.alternatives:
             try:

@@ -104,10 +104,12 @@ def _recurrent(n: NodeContext, kind: _Kind) -> NodeResult:
         x = n.call("transpose", x, perm=(1, 0, 2))
     length, batch = x.shape[0], x.shape[1]
     lengths = _sequence_lengths(n, length)
-    if kind.in_bytes and lengths is not None:
-        x = _up_to_longest(n, x, lengths)
     n.graph.state(lambda: _require_sizes(n, kind, count, hidden, batch, lengths, layout), n.span)
     _with_known_sizes(n, kind, count, hidden)
+    if lengths is not None and lengths.shape[0] is not batch:
+        lengths = n.call("reshape", lengths, shape=(batch,))
+    if kind.in_bytes and lengths is not None:
+        x = _up_to_longest(n, x, lengths)
     chosen = _activations(n, kind.activations, count)
     all_outputs, last_states = [], []
     for d in range(count):
@@ -287,7 +289,8 @@ def _initial_state(n: NodeContext, index: int, d: int, batch: Expr, hidden: int,
         raise ShapeError(f"{n.op_type}: an initial state must have rank 3, but is {state.type}")
     if layout:
         state = n.call("transpose", state, perm=(1, 0, 2))
-    return _row(n, state, d)
+    row = _row(n, state, d)
+    return row if row.shape[0] is batch else n.call("reshape", row, shape=(as_expr(batch), const(hidden)))
 
 
 def _run(
