@@ -165,6 +165,17 @@ def test_infinities_give_the_limits(name: str, expected: list[float]) -> None:
     np.testing.assert_array_equal(result, np.array(expected, np.float32))
 
 
+def test_tanh_is_odd_bit_for_bit_and_never_above_one() -> None:
+    toward_one = np.arange(np.float32(4).view(np.uint32), np.float32(10.5).view(np.uint32), 31, dtype=np.uint32).view(np.float32)
+    values = np.concatenate([toward_one, np.abs(inputs("tanh")), np.float32([0, 1e-45, 1e-20, np.inf])])
+
+    found, opposite = apply("tanh", values, 16), apply("tanh", -values, 16)
+
+    np.testing.assert_array_equal(found.view(np.uint32) ^ np.uint32(1 << 31), opposite.view(np.uint32))
+    assert found.max() == 1
+    assert found.min() == 0
+
+
 @pytest.mark.parametrize("native", [False, True])
 def test_the_normal_distribution_is_right_to_what_is_stated(native: bool) -> None:
     values = np.concatenate([inputs("erf"), np.linspace(-8, 8, 4000), [np.inf, -np.inf]]).astype(np.float32)

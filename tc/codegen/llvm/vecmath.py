@@ -139,6 +139,7 @@ _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
 
 
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits
+_BIASED_MAGIC = _MAGIC + 127.0  # and what then stands there is the exponent of a power of two, as floats hold it
 
 
 def _exp(b: FunctionBuilder, x: Value) -> Value:
@@ -162,7 +163,7 @@ def _decay(b: FunctionBuilder, x: Value) -> Value:
     """2^n * exp(r), the power made by integers, of which those below 0 are 0: nothing underflows."""
     lowest = b.float(-180.0, x)
     capped = b.select(b.compare("fcmp olt", x, lowest), lowest, x)
-    _, shifted, r = _reduced(b, capped, _MAGIC, _LN2_HIGH, _LN2_LOW)
+    _, shifted, r = _reduced(b, capped, _BIASED_MAGIC, _LN2_HIGH, _LN2_LOW)
     power = b.bitcast(_power_of_two(b, shifted), "i32")
     zero = b.int(0, power)
     power = b.select(b.compare("icmp sgt", power, zero), power, zero)
@@ -244,9 +245,9 @@ def _scalef(b: FunctionBuilder, p: Value, n: Value, zero: Value | None = None, w
 
 
 def _power_of_two(b: FunctionBuilder, shifted: Value) -> Value:
-    """2.0 ** n for -126 <= n <= 127, given n + _MAGIC."""
+    """2.0 ** n for -126 <= n <= 127, given n + _BIASED_MAGIC."""
     bits = b.bitcast(shifted, "i32")
-    return b.bitcast(b.binary("add", b.binary("shl", bits, b.int(23, bits)), b.int(127 << 23, bits)), "float")
+    return b.bitcast(b.binary("shl", bits, b.int(23, bits)), "float")
 
 
 _LOG = (
@@ -277,23 +278,25 @@ def _log(b: FunctionBuilder, x: Value) -> Value:
     return b.select(bad, b.select(_is_nan(b, x), x, b.float(math.nan, x)), result)
 
 
-_EXPM1 = (0.5, 0.1666654348373413, 0.04166628047823906, 0.008366581983864307, 0.0013946447288617492)
-"""Of (exp(r) - 1 - r) / r^2."""
+_TANH = (1.0, -0.33333322405815125, 0.13331177830696106, -0.052725084125995636)
+"""Of tanh(r) / r in r^2."""
 
 
 def _tanh(b: FunctionBuilder, x: Value) -> Value:
-    """m / (m + 2) with m = exp(2 |x|) - 1 = 2^n (exp(r) - 1) + 2^n - 1, which is right near zero too; beyond 10 it is 1 in f32."""
-    size, top = b.intrinsic("fabs", x), b.float(20.0, x)
-    twice = b.binary("fadd", size, size)
-    capped = b.select(b.compare("fcmp ogt", twice, top), top, twice)
-    shifted = b.fma(capped, b.float(1.0 / math.log(2.0), x), b.float(_MAGIC, x))
-    n = b.binary("fsub", shifted, b.float(_MAGIC, x))
-    r = b.fma(n, b.float(-math.log(2.0), x), capped)
-    square = b.binary("fmul", r, r)
-    part = b.fma(square, _paired(b, r, square, _EXPM1), r)
+    """tanh(n ln(2) / 2 + r) = ((2^n + 1) t - (1 - 2^n)) / (2^n + 1 - (1 - 2^n) t), t = tanh(r); beyond 10 it is 1 in f32.
+
+    Where n is 0 it is t, and -0 is what it was; -x gives the same bits but for the sign, and nothing is above 1: rounding is monotone.
+    """
+    one, top, low = b.float(1.0, x), b.float(10.0, x), b.float(-10.0, x)
+    capped = b.select(b.compare("fcmp ogt", x, top), top, x)
+    capped = b.select(b.compare("fcmp olt", capped, low), low, capped)
+    shifted = b.fma(capped, b.float(2.0 / math.log(2.0), x), b.float(_BIASED_MAGIC, x))
+    n = b.binary("fsub", shifted, b.float(_BIASED_MAGIC, x))
+    r = b.fma(n, b.float(-0.5 * math.log(2.0), x), capped)
     power = _power_of_two(b, shifted)
-    more = b.fma(power, part, b.binary("fadd", power, b.float(-1.0, x)))
-    return b.intrinsic("copysign", b.binary("fdiv", more, b.binary("fadd", more, b.float(2.0, x))), x)
+    t = b.binary("fmul", r, _polynomial(b, b.binary("fmul", r, r), _TANH))
+    more, less = b.binary("fadd", power, one), b.fneg(b.binary("fsub", one, power))
+    return b.binary("fdiv", b.fma(more, t, less), b.fma(less, t, more))
 
 
 _ERF = (
@@ -312,8 +315,8 @@ def _erf(b: FunctionBuilder, x: Value) -> Value:
     size, four = b.intrinsic("fabs", x), b.float(4.0, x)
     capped = b.select(b.compare("fcmp ogt", size, four), four, size)
     exponent = b.binary("fmul", _paired(b, capped, b.binary("fmul", capped, capped), _ERF), capped)
-    shifted = b.binary("fadd", exponent, b.float(_MAGIC, x))
-    r = b.binary("fsub", exponent, b.binary("fsub", shifted, b.float(_MAGIC, x)))
+    shifted = b.binary("fadd", exponent, b.float(_BIASED_MAGIC, x))
+    r = b.binary("fsub", exponent, b.binary("fsub", shifted, b.float(_BIASED_MAGIC, x)))
     power = _power_of_two(b, shifted)
     part = b.binary("fmul", _paired(b, r, b.binary("fmul", r, r), _EXP2M1), r)
     less = b.fma(power, part, b.binary("fadd", power, b.float(-1.0, x)))
