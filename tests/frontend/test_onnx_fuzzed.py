@@ -172,3 +172,33 @@ def test_the_slope_of_hard_swish_has_32_bits_for_doubles_too() -> None:
     feeds = {"x": np.array([-3.5, -1.0, 0.0, 1.5, 4.0])}
 
     np.testing.assert_allclose(tc.compile(model, threads=1).run(feeds)["y"], ReferenceEvaluator(model).run(None, feeds)[0], rtol=1e-14)
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool"])
+def test_pools_of_steps_longer_than_their_windows_leave_elements_out_in_front(op: str, auto: str) -> None:
+    """All that windows do not reach was left out behind."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        size, kernel, step = rng.integers(1, 20, 2), rng.integers(1, 4, 2), rng.integers(1, 8, 2)
+        window = f"auto_pad = \"{auto}\", kernel_shape = [{kernel[0]}, {kernel[1]}], strides = [{step[0]}, {step[1]}]"
+        model = from_text(f"g (float[1,2,{size[0]},{size[1]}] x) => (float[a,b,c,d] y) {{ y = {op} <{window}> (x) }}", 19)
+        feeds = {"x": rng.standard_normal((1, 2, *size)).astype(np.float32)}
+
+        found = tc.compile(model, threads=1).run(feeds)["y"]
+
+        np.testing.assert_allclose(found, run_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_largest_of_windows_of_one_element_is_that_in_the_middle_of_a_step() -> None:
+    model = from_text(
+        "g (float[1,1,8] x) => (float[a,b,c] y, int64[a,b,c] i) "
+        '{ y, i = MaxPool <auto_pad = "SAME_UPPER", kernel_shape = [1], strides = [5]> (x) }',
+        19,
+    )
+    feeds = {"x": np.arange(8, dtype=np.float32)[None, None]}
+
+    found = tc.compile(model, threads=1).run(feeds)
+
+    for mine, right in zip(found.values(), ReferenceEvaluator(model).run(None, feeds), strict=True):
+        np.testing.assert_array_equal(mine, right)

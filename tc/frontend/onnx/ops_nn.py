@@ -11,7 +11,7 @@ from tc.frontend.onnx.ops_training import batch_norm_of_batch
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import DType, int_range
-from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum
+from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum, select
 from tc.ir.types import product
 from tc.ops.registry import require
 
@@ -60,9 +60,12 @@ def _weights(n: NodeContext, w: ModelValue, rank: int) -> tuple[ModelValue, list
 
 
 def _window_pads(
-    n: NodeContext, x: ModelValue, kernel: Sequence[Expr | int], strides: Sequence[int], dilations: Sequence[int]
+    n: NodeContext, x: ModelValue, kernel: Sequence[Expr | int], strides: Sequence[int], dilations: Sequence[int], *, cuts: bool = False
 ) -> list[Expr]:
-    """Padding at the begin of all axes, then at their ends; `auto_pad` resolved."""
+    """Padding at the begin of all axes, then at their ends; `auto_pad` resolved.
+
+    cuts: where windows are shorter than their steps, "SAME" may leave out elements in front: padding below 0, as ONNX says of pools.
+    """
     rank = len(kernel)
     auto = n.attr("auto_pad", "NOTSET") or "NOTSET"
     if auto in ("NOTSET", "VALID"):
@@ -74,11 +77,11 @@ def _window_pads(
     for d in range(rank):
         dim = x.shape[2 + d]
         reach = (kernel[d] - 1) * dilations[d] + 1
-        total = simplify(maximum((ceildiv(dim, strides[d]) - 1) * strides[d] + reach - dim, 0), n.facts)
-        smaller = simplify(total // 2, n.facts)
-        larger = simplify(total - smaller, n.facts)
-        begin.append(smaller if auto == "SAME_UPPER" else larger)
-        end.append(larger if auto == "SAME_UPPER" else smaller)
+        missing = (ceildiv(dim, strides[d]) - 1) * strides[d] + reach - dim
+        total = simplify(missing if cuts else maximum(missing, 0), n.facts)
+        twice = total if auto == "SAME_UPPER" else total + 1
+        begin.append(simplify(twice // 2 + (select(twice < 0, twice % 2, 0) if cuts else 0), n.facts))  # the half, towards 0
+        end.append(simplify(total - begin[-1], n.facts))
     return [*begin, *end]
 
 
@@ -210,7 +213,7 @@ def pool(op: str, n: NodeContext, x: ModelValue, **attrs: bool | int) -> ModelVa
     rank = _space(n, x)
     kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
-    pads = _window_pads(n, x, kernel, strides, dilations)
+    pads = _window_pads(n, x, kernel, strides, dilations, cuts=True)
     if op == "max_pool" and not all(isinstance(p, Const) for p in pads):
         x, pads = _fixed(n, x, pads, n.const(_lowest(x.dtype), x.dtype))
     if not all(isinstance(p, int | Const) for p in pads):
@@ -239,7 +242,7 @@ def import_max_pool(n: NodeContext) -> NodeResult:
     rank = _space(n, x)
     kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
-    x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations), None)
+    x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations, cuts=True), None)
     if x is not n.value(0):
         raise UnsupportedError("MaxPool with indices, its padding depends on dims", code="TC1015")
     window = [((kernel[d] - 1) * dilations[d] + 1, strides[d], pads[d] + pads[rank + d]) for d in range(rank)]
