@@ -35,6 +35,7 @@ from tc.passes.graph import (
     pack_matmul,
     place_on_host,
     prove_indices,
+    separate_windows,
     share_scales,
     simplify_graph,
     simplify_splits,
@@ -81,7 +82,7 @@ REGISTERED = (
     *(byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
     *(integer_products, narrow_floats, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
-    transforms_as_products,
+    *(separate_windows, transforms_as_products),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(cut_borders, exchange_lanes, hoist_choices, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
@@ -130,6 +131,7 @@ FUSE = """
     integer_windows,                # of those that have none
     merge_scales,                   # when what is quantized and dequantized again by the same steps has met
     pack_matmul,
+    separate_windows,               # of what has no blocks of channels
     share_scales,                   # last of what reads scales and zero points
     remove_dead_code,               # weights that were packed or transformed
     fuse_ops,

@@ -23,6 +23,7 @@ from tc.passes.graph.integer_phases import PHASE_RULES
 from tc.passes.graph.integer_products import INTEGER_RULES, MERGED_SCALE_RULES, WINDOWS_RULES
 from tc.passes.graph.pack_matmul import matmul_rules
 from tc.passes.graph.rewrite import GraphRule, any_, op, rewrite_module
+from tc.passes.graph.separate_windows import POOL_RULES
 from tc.passes.graph.share_scales import SCALE_RULES
 from tc.passes.graph.simplify_graph import GRAPH_RULES, simplify_graph
 from tc.passes.graph.split_phases import phase_rules
@@ -30,7 +31,7 @@ from tc.passes.graph.transforms_as_products import TRANSFORM_RULES
 
 RULES = (
     *(*GRAPH_RULES, *ATTENTION_RULES, *ROUNDING_RULES, *IDIOM_RULES, *INTEGER_RULES, *WINDOWS_RULES, *MERGED_SCALE_RULES),
-    *(*MOVEMENT_RULES, *SIGN_RULES, *PHASE_RULES, *PRODUCT_RULES, *SCALE_RULES, *TABLE_RULES, *TRANSFORM_RULES),
+    *(*MOVEMENT_RULES, *SIGN_RULES, *PHASE_RULES, *PRODUCT_RULES, *SCALE_RULES, *POOL_RULES, *TABLE_RULES, *TRANSFORM_RULES),
     *matmul_rules(8, features=("avx2", "avxvnni")),
     *phase_rules(4),
 )
