@@ -6,6 +6,7 @@ independent sums hide the latency of additions. Padding is materialized per band
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -175,6 +176,28 @@ def _shares_index(info: BlockInfo, axis: Var) -> bool:
     )
 
 
+def _reads_planes(info: BlockInfo) -> bool:
+    """Whether each tap is read from a plane of its own: windows then share no load, and each row of a tile is so many more streams that
+    are gone through at once."""
+    extents = {axis.var: axis.extent for axis in info.block.axes}
+    loads = [load for load in info.reads if load.buffer not in info.written_buffers and axes_in(load.indices) & set(info.reduction_axes)]
+    return bool(loads) and all(any(_numbers_apart(index, info.reduction_axes, extents) for index in load.indices[:-1]) for load in loads)
+
+
+def _numbers_apart(index: Expr, axes: Sequence[Var], extents: Mapping[Var, Expr]) -> bool:
+    """Whether an index tells apart all iterations of several axes, as digits do, and of what else it is made of."""
+    form = linear_coefficients(index, list(extents))
+    if form is None or len(axes) < 2 or not all(axis in form[0] for axis in axes):
+        return False
+    reach = 0
+    for axis, step in sorted(form[0].items(), key=lambda item: item[1].value if isinstance(item[1], Const) else 0):
+        extent = extents[axis]
+        if not isinstance(step, Const) or step.value <= reach or (axis in axes and not isinstance(extent, Const)):
+            return False
+        reach += int(step.value) * (int(extent.value) - 1 if isinstance(extent, Const) else 1 << 40)
+    return True
+
+
 def choose_rows(rows: int | None) -> int:
     """The largest tile that leaves the fewest rows over."""
     if rows is None:
@@ -189,7 +212,8 @@ def _choose_tile(schedule: Schedule, name: str, final: str, roles: _Roles, targe
     extent = extent_value(schedule, roles.lane)
     if height is None or roles.rows is None:
         count = extent_value(schedule, roles.rows) if roles.rows is not None else 1
-        height = schedule.choose(name, "rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), choose_rows(count))
+        usual = 1 if _reads_planes(block_info(schedule, name)) else choose_rows(count)
+        height = schedule.choose(name, "rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), usual)
     if extent is not None and extent < lanes:
         return Tile(height, 1, extent)
     blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
