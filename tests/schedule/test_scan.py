@@ -58,6 +58,19 @@ def test_what_is_beside_the_axis_runs_in_vectors_and_at_once() -> None:
         assert made.rule == "scan" and words in text and "parallel(" in text
 
 
+@pytest.mark.parametrize(
+    "shape, cores, strip",
+    [((50, 4000), 1, 4000), ((50, 4000), 2, 2016), ((4, 50, 4000), 4, 4000), ((50, 300), 2, 320), ((50, 90000), 1, 4096)],
+)
+def test_rows_are_cut_for_threads_or_where_the_row_before_would_be_gone(shape: tuple[int, ...], cores: int, strip: int) -> None:
+    """They were always cut into strips of 1024, each a jump in memory from row to row."""
+    func = make_prim_func(OPS["cumsum"], [np.zeros(shape, np.float32)], {"axis": len(shape) - 2})
+
+    made = apply_rules(func, Target.parse(f"x86-64-v3:cores={cores}"))
+
+    assert [choice.value for choice in made.choices if choice.knob.name.endswith("/strip")] == [strip]
+
+
 def test_not_a_number_stays_in_its_own_row() -> None:
     x = np.ones((20, 30), np.float32)
     x[3, 5], x[7, 0] = np.nan, np.inf

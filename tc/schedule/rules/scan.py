@@ -19,6 +19,9 @@ VECTORS = 4
 STRIP = 1024
 """Elements of a row that are read and written one after the other, before those behind them: few are left in the first cache."""
 
+LONGEST_STRIP = 4 * STRIP
+"""Of which the row before is in the second cache at least."""
+
 
 def schedule_scan(schedule: Schedule, target: Target) -> str | None:
     """The axis that has an order inside of all others but vectors of the last one, or, if it is the last one itself, but some rows.
@@ -57,8 +60,7 @@ def _beside_vectors(schedule: Schedule, info: BlockInfo, own: str, others: list[
     counts = [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent]
     vectors = schedule.choose(info.name, "vectors", counts, max(count for count in counts if count <= VECTORS))
     step = vectors * lanes
-    strips = [size for size in (256, STRIP, 4 * STRIP) if extent is None or size < 2 * extent]
-    strip = schedule.choose(info.name, "strip", strips or [256], STRIP if STRIP in strips else (strips or [256])[-1])
+    strip = schedule.choose(info.name, "strip", *_strips(schedule, outer, extent, step))
     around, along, few, inside = schedule.split(last, (None, max(strip // step, 1), vectors, lanes))
     schedule.reorder(*outer, around, own, along, few, inside)
     schedule.unroll(few)
@@ -66,6 +68,20 @@ def _beside_vectors(schedule: Schedule, info: BlockInfo, own: str, others: list[
     if extent is None or extent % strip:
         peel(schedule, around, along)
     set_parallel(schedule, info.name, [*outer, around], steps * strip)
+
+
+def _strips(schedule: Schedule, outer: list[str], extent: int | None, step: int) -> tuple[list[int], int]:
+    """How many elements of a row may be a strip, and usually are: all of it, if it is no longer than the longest strip and there are other
+    loops for the threads, for then rows are read in the order of memory; else what gives each thread one, or a strip that is not short."""
+    if extent is None:
+        return [256, STRIP, LONGEST_STRIP], STRIP
+    whole = -(-extent // step) * step
+    strips = [size for size in (256, STRIP, LONGEST_STRIP) if size < extent]
+    threads = -(-schedule.cores // max(known_product(schedule, outer), 1))
+    usual = min(whole, LONGEST_STRIP)
+    if threads > 1:
+        usual = min(usual, max(-(-extent // (threads * step)) * step, STRIP))
+    return sorted({*strips, min(whole, LONGEST_STRIP), usual}), usual
 
 
 def _beside_rows(schedule: Schedule, info: BlockInfo, own: str, others: list[str]) -> None:
