@@ -323,6 +323,18 @@ class FunctionBuilder:
         text = f"call {first.type} @{full}({', '.join(map(str, args))})"
         return self._shared(text, first.element, first.lanes) if first.element[0] == "i" else self.emit(text, first.element, first.lanes)
 
+    @property
+    def has_extremes(self) -> bool:
+        """Whether `extreme` takes three instructions, one less than two comparisons and a choice."""
+        return self.module.has("avx")
+
+    def extreme(self, name: str, a: Value, b: Value) -> Value:
+        """llvm.minimum or llvm.maximum, NaN if either is; of zeros either."""
+        a, b = self.unify(a, b)
+        suffix = f"v{a.lanes}{_MANGLED[a.element]}" if a.lanes else _MANGLED[a.element]
+        self.module.declare(f"llvm.{name}.{suffix}", a.type, [a.type, b.type])
+        return self.emit(f"call nsz {a.type} @llvm.{name}.{suffix}({a}, {b})", a.element, a.lanes)
+
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.intrinsic("fma", a, b, c)
 

@@ -179,10 +179,11 @@ def emit_float_operation(builder: FunctionBuilder, operation: type[Expr], a: Val
         return builder.select(builder.compare("fcmp olt", a, b), b, a)
     if operation not in (Min, Max):
         raise CodegenError(f"{operation.__name__} is not defined for floats")
+    is_number = isinstance(second, Const) and second.value == second.value
+    if builder.has_extremes and not is_number:
+        return builder.extreme("minimum" if operation is Min else "maximum", a, b)
     chosen = builder.select(builder.compare("fcmp ult" if operation is Min else "fcmp ugt", a, b), a, b)
-    if isinstance(second, Const) and second.value == second.value:
-        return chosen
-    return builder.select(builder.compare("fcmp uno", b, b), b, chosen)
+    return chosen if is_number else builder.select(builder.compare("fcmp uno", b, b), b, chosen)
 
 
 def emit_bit_operation(builder: FunctionBuilder, name: str, args: Sequence[Value], dtype: DType) -> Value:
