@@ -252,6 +252,10 @@ class FunctionBuilder:
             self._known_in_scope[-1].append(text)
         return found
 
+    def low_bits(self, value: Value, element: str) -> Value:
+        """A number as one of fewer bits."""
+        return self._shared(f"trunc {value} to {element}", element, 0)
+
     def add(self, a: Value, b: Value) -> Value:
         """Integer a + b, folding known scalars."""
         if a.known is not None and b.known is not None:

@@ -30,8 +30,8 @@ from tc.codegen.llvm.scalars import (
 from tc.codegen.llvm.vector_libm import emit_function
 from tc.codegen.llvm.words import float_in
 from tc.errors import CodegenError
-from tc.ir.arith import Facts, polynomial
-from tc.ir.dtype import bf16, f32
+from tc.ir.arith import Facts, bounds, linear_coefficients, polynomial
+from tc.ir.dtype import bf16, f32, i32
 from tc.ir.expr import (
     FALSE,
     TRUE,
@@ -55,9 +55,15 @@ from tc.ir.expr import (
     Sub,
     Var,
     conjuncts,
+    const,
 )
 from tc.ir.node import walk
 from tc.ir.uses import reads_memory
+
+_FAR = 1 << 30
+"""Further than lanes are apart, and a number of 32 bits."""
+
+_FARTHEST = 1 << 62
 
 
 class ExpressionEmitter(MemoryEmitter):
@@ -108,6 +114,8 @@ class ExpressionEmitter(MemoryEmitter):
             case CompareExpr(lhs=lhs, rhs=rhs):
                 if (in_lanes := self._lane_compare(expr)) is not None:
                     return in_lanes
+                if (narrow := self._narrow_compare(expr)) is not None:
+                    return narrow
                 return emit_compare(self.b, type(expr), self.value(lhs), self.value(rhs), lhs.dtype)
             case BinaryExpr():
                 return self._binary(expr)
@@ -154,6 +162,28 @@ class ExpressionEmitter(MemoryEmitter):
             return boolean(holds[0])
         text = ", ".join(f"i1 {'true' if bit else 'false'}" for bit in holds)
         return Value(f"<{text}>", "i1", self.lane.lanes)
+
+    def _narrow_compare(self, expr: CompareExpr) -> Value | None:
+        """Steps from lane to lane compared with one number for all, in 32 bits: twice the lanes for an instruction, and no vectors of what
+        is compared. None where it is not of that form, or its parts are not known to be far from the ends of 64 bits."""
+        if self.lane is None or expr.lhs.dtype.name != "i64":
+            return None
+        form = linear_coefficients(expr.lhs - expr.rhs, [self.lane.var])
+        step = None if form is None else form[0].get(self.lane.var)
+        if form is None or not isinstance(step, Const) or abs(step.value) * self.lane.lanes >= _FAR or reads_memory(form[1]):
+            return None
+        found = bounds(form[1], self.facts)
+        least, most = found.lo, found.hi
+        if least is None or most is None or not -_FARTHEST < least <= most < _FARTHEST:
+            return None
+        b, number = self.b, self.value(const(0) - form[1])
+        if number.lanes or number.known is not None:
+            return None
+        if not -_FAR <= -most <= -least <= _FAR:
+            number = b.intrinsic("smax", b.intrinsic("smin", number, int_value(_FAR)), int_value(-_FAR))
+        narrow = b.splat(b.low_bits(number, "i32"), self.lane.lanes)
+        steps = ", ".join(f"i32 {int(step.value) * lane}" for lane in range(self.lane.lanes))
+        return emit_compare(b, type(expr), Value(f"<{steps}>", "i32", self.lane.lanes), narrow, i32)
 
     def _binary(self, expr: BinaryExpr) -> Value:
         if expr.dtype.is_float:
