@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import lcm
 
 import numpy as np
@@ -10,8 +11,8 @@ from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import simplify
-from tc.ir.dtype import f32, i64
-from tc.ir.expr import Expr, const, floordiv, minimum
+from tc.ir.dtype import f32, f64, i64
+from tc.ir.expr import Expr, const, floordiv, is_const, minimum
 from tc.ir.types import product
 from tc.ops.common import require_equal
 from tc.ops.sampling import OFFSETS
@@ -100,21 +101,41 @@ def import_deform_conv(n: NodeContext) -> NodeResult:
             require_equal(size, floordiv(reach, strides[d]) + 1, f"DeformConv: dim {2 + d} of the offsets {offset.type}")
 
     n.graph.state(fits, n.span)
-    units = lcm(groups, parts) // groups  # channels that share weights' group and offsets are a unit: how many a group has
-    unit = simplify(w.shape[1] // units, n.facts)
     attrs = {"strides": tuple(strides), "dilations": tuple(dilations), "pads": tuple(pads[:2])}
     given = [offset] if mask is None else [offset, mask]
     tables = n.graph.call("moved_taps", *given, span=n.span, sizes=x.shape[2:], taps=taps, parts=parts, **attrs)
     flat = n.call("reshape", x, shape=(*x.shape[:2], x.shape[2] * x.shape[3]))
     last = n.call("transpose", flat, perm=(0, 2, 1))
-    columns = n.call("sample_moved", last, *tables, groups=groups, units=units, unit=unit, units_of_part=units * groups // parts)
+    is_depthwise = is_const(w.shape[1], 1) and is_const(w.shape[0], groups) and x.dtype in (f32, f64)
+    summed = _sum_of_channels if is_depthwise else _sum_of_groups
+    found = n.call("reshape", summed(n, last, tables, w, out, groups, parts), shape=(batch, w.shape[0], *out))
+    return found if bias is None else n.call("add", found, n.call("reshape", bias, shape=(w.shape[0], const(1), const(1))))
+
+
+def _sum_of_groups(
+    n: NodeContext, x: ModelValue, tables: Sequence[ModelValue], w: ModelValue, out: Sequence[Expr], groups: int, parts: int
+) -> ModelValue:
+    """[n, g, channels of a group, points]: products with the weights of each group. `x`: [n, elements, c]."""
+    units = lcm(groups, parts) // groups  # channels that share weights' group and offsets are a unit: how many a group has
+    unit = simplify(w.shape[1] // units, n.facts)
+    columns = n.call("sample_moved", x, *tables, groups=groups, units=units, unit=unit, units_of_part=units * groups // parts)
+    count = product(w.shape[2:])
     depth, rows = simplify(w.shape[1] * count, n.facts), simplify(w.shape[0] // groups, n.facts)
-    columns = n.call("reshape", columns, shape=(batch, const(groups), product(out), depth))
+    columns = n.call("reshape", columns, shape=(x.shape[0], const(groups), product(tuple(out)), depth))
     weights = n.call("reshape", w, shape=(const(groups), rows, w.shape[1], count))
     weights = n.call("reshape", n.call("transpose", weights, perm=(0, 3, 2, 1)), shape=(const(groups), depth, rows))
-    found = n.call("transpose", n.call("matmul", columns, weights), perm=(0, 1, 3, 2))
-    found = n.call("reshape", found, shape=(batch, w.shape[0], *out))
-    return found if bias is None else n.call("add", found, n.call("reshape", bias, shape=(w.shape[0], const(1), const(1))))
+    return n.call("transpose", n.call("matmul", columns, weights), perm=(0, 1, 3, 2))
+
+
+def _sum_of_channels(
+    n: NodeContext, x: ModelValue, tables: Sequence[ModelValue], w: ModelValue, out: Sequence[Expr], groups: int, parts: int
+) -> ModelValue:
+    """[n, c, points], where each channel has weights of its own: sums for vectors of channels."""
+    count, points = product(w.shape[2:]), product(tuple(out))
+    columns = n.call("sample_moved", x, *tables, groups=1, units=parts, unit=groups // parts, units_of_part=1)
+    columns = n.call("reshape", columns, shape=(x.shape[0], points, count, const(groups)))
+    weights = n.call("transpose", n.call("reshape", w, shape=(const(groups), count)), perm=(1, 0))
+    return n.call("transpose", n.call("sum", n.call("mul", columns, weights), axes=(2,), keepdims=False), perm=(0, 2, 1))
 
 
 @onnx_op("NonMaxSuppression")
