@@ -143,6 +143,7 @@ def resize(b: Builder) -> None:
     if x.array.size == 0:
         raise Rejected("nothing to resize")
     mode = b.choose(("nearest", "linear", "cubic") if b.since(11) else ("nearest", "linear"))
+    x = x if mode == "nearest" else b.finite(x)  # an infinite neighbour that counts nothing
     axes = list(range(x.rank)) if not (b.since(18) and b.chance(0.3)) else list(range(2, x.rank))
     sizes = [
         n if k < 2 and b.chance(0.95) else b.choose((1, n, n + 1, 2 * n, 3 * n, max(1, n // 2), max(1, n - 1)))
