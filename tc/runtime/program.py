@@ -209,7 +209,7 @@ class NativeProgram:
             elif self._are_small:
                 results = tuple([make(shape, dtype) for make, shape, dtype in self._result_makers])
             else:
-                results = tuple(self._results.arrays(frame.wanted, len(self._frames)))
+                results = tuple(self._results.arrays(frame.wanted, len(self._frames))) if frame.wanted else ()
             status: int = self._enter(frame.address, args, results)  # type: ignore[misc]
             if status == MISFIT:
                 return None
