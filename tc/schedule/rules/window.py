@@ -46,6 +46,9 @@ MOST_ROWS = 8
 MOST_VECTORS = 4
 """Vectors of a tile where there is one row."""
 
+PLANE_VECTORS = 8
+"""The same where each tap is a stream of its own: of each so many lines are read before those of the next."""
+
 LONGEST_UNROLLED = 7
 """The innermost taps are unrolled up to this many, so that neighbouring windows share loads."""
 
@@ -209,16 +212,16 @@ def choose_rows(rows: int | None) -> int:
 
 def _choose_tile(schedule: Schedule, name: str, final: str, roles: _Roles, target: Target, height: int | None) -> Tile:
     lanes = lanes_for(block_info(schedule, final), target)
-    extent = extent_value(schedule, roles.lane)
+    extent, are_planes = extent_value(schedule, roles.lane), _reads_planes(block_info(schedule, name))
     if height is None or roles.rows is None:
         count = extent_value(schedule, roles.rows) if roles.rows is not None else 1
-        usual = 1 if _reads_planes(block_info(schedule, name)) else choose_rows(count)
+        usual = 1 if are_planes else choose_rows(count)
         height = schedule.choose(name, "rows", range(1, min(count or MOST_ROWS, 2 * MOST_ROWS) + 1), usual)
     if extent is not None and extent < lanes:
         return Tile(height, 1, extent)
     blocks = -(-extent // lanes) if extent is not None else MOST_VECTORS
     most = max(1, min(blocks, (target.num_vector_registers - 4) // height))
-    vectors = max(1, min(MOST_VECTORS // height, blocks))
+    vectors = max(1, min((PLANE_VECTORS if are_planes else MOST_VECTORS) // height, blocks))
     return Tile(height, schedule.choose(name, "vectors", range(1, min(most, 8) + 1), vectors), lanes)
 
 
