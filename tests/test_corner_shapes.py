@@ -239,3 +239,15 @@ def test_products_may_be_empty(lhs: tuple[int, ...], rhs: tuple[int, ...], preci
     x = np.ones(lhs, np.float32)
 
     np.testing.assert_array_equal(tc.compile(made, precision=precision)(x), x @ np.ones(rhs, np.float32))
+
+
+@pytest.mark.parametrize("op", ["ReduceL1", "ReduceMax", "ReduceLogSumExp"])
+def test_sums_of_planes_over_a_side_that_their_columns_have_too(op: str) -> None:
+    """Columns behind the last were set to nothing: those of the next rows, which another thread had summed already."""
+    made = model(f"g (float[n,m,s,t,s] x) => (float[n,a,b,t,s] y) {{ y = {op}<axes=[1,2], keepdims=1>(x) }}")
+    compiled, reference = tc.compile(made, threads=2), ReferenceEvaluator(made)
+    for n, m, s, t in ((2, 3, 6, 5), (3, 2, 3, 4), (1, 9, 33, 2), (2, 1, 1, 3)):
+        x = np.random.default_rng(n).integers(-8, 9, (n, m, s, t, s)).astype(np.float32)
+        (expected,) = reference.run(None, {"x": x})
+        for _ in range(40):
+            np.testing.assert_allclose(compiled(x), expected, rtol=1e-5)

@@ -364,10 +364,14 @@ def guarded_read(expr: Expr, condition: Expr, other: Expr) -> Expr:
 
 
 def axis_loops(place: Place) -> dict[Var, AxisKind]:
-    """For each loop variable around a block: SPATIAL if only spatial axes use it, else REDUCTION (or ORDERED)."""
+    """For each loop variable around a block: SPATIAL if only spatial axes use it, else REDUCTION (or ORDERED).
+
+    Dims are none of them: the value of an axis mentions those by which loops were fused.
+    """
     kinds: dict[Var, AxisKind] = {}
+    loops = {loop.var for loop in place.loops}
     for axis in place.block.axes:
-        for var in variables(axis.value):
+        for var in variables(axis.value) & loops:
             if axis.kind is AxisKind.SPATIAL or kinds.get(var) is AxisKind.ORDERED:
                 kinds.setdefault(var, axis.kind)
             else:

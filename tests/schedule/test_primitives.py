@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tc.ir.dtype import f32
 from tc.ir.expr import Var
 from tc.ir.hints import LoopHints
 from tc.passes.loop.compact_buffers import compact_buffers
@@ -12,6 +13,7 @@ from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.step import Schedule
 from tc.schedule.tree import block_places, find_loop
+from tc.te import create_prim_func, placeholder, reduce
 from tests.schedule.outline import outline
 from tests.schedule.programs import assert_same, biased, chain, matmul, row_sum, shifted, two_readers
 
@@ -377,6 +379,23 @@ def test_decompose_reduction() -> None:
         """
     )
     assert_same(func, s)
+
+
+def test_a_dim_by_which_terms_are_fused_is_none_of_their_loops() -> None:
+    """The first vector of the initialisation went beyond the columns, where these are as many as the terms of a row."""
+    m, n = Var("m"), Var("n")
+    x = placeholder((m, n, n), f32, "X")
+    func = create_prim_func("sums", [x], [reduce("sum", (n,), (m, n), lambda i, r, s: x[r, s, i], "y")], (m, n))
+    s = Schedule(func)
+
+    terms = s.fuse("ri", "rj")
+    outer, inner = s.split("i", 4)
+    s.reorder(outer, terms, inner)
+    s.decompose_reduction("y", terms)
+
+    (start,) = (place.block for place in block_places(s.func) if place.block.name == "y_init")
+    assert str(start.where) == "io * 4 + ii_init < n"
+    assert_same(func, s, (3, 5))
 
 
 def test_rfactor_keeps_partial_results_complete() -> None:
