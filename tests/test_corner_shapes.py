@@ -251,3 +251,15 @@ def test_sums_of_planes_over_a_side_that_their_columns_have_too(op: str) -> None
         (expected,) = reference.run(None, {"x": x})
         for _ in range(40):
             np.testing.assert_allclose(compiled(x), expected, rtol=1e-5)
+
+
+def test_as_many_images_as_boxes() -> None:
+    """Refused: conditions on the dim used up the steps of the proof that an index is below it."""
+    limits = {"n": np.array([2]), "t": np.array([0.5], np.float32), "l": np.array([0.1], np.float32)}
+    made = model("g (float[m,m,4] b, float[m,2,m] s) => (int64[k,3] y) { y = NonMaxSuppression(b, s, n, t, l) }", **limits)
+    rng, compiled, reference = np.random.default_rng(0), tc.compile(made, threads=2), ReferenceEvaluator(made)
+    for m in (1, 2, 7, 50):
+        corners = rng.random((m, m, 2)).astype(np.float32)
+        arrays = np.concatenate([corners, corners + rng.random((m, m, 2)).astype(np.float32)], 2), rng.random((m, 2, m)).astype(np.float32)
+        (expected,) = reference.run(None, dict(zip("bs", arrays, strict=True)))
+        np.testing.assert_array_equal(compiled(*arrays), expected)

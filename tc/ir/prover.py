@@ -38,7 +38,13 @@ def _is_nonnegative(poly: Polynomial, facts: Facts, depth: int) -> bool:
         return True
     if not (facts.nonnegative or _elimination_order(poly, facts)):
         return False  # there is nothing to search
-    return not is_refuted(poly, facts) and _search_nonnegative(poly, facts, depth, [_MAX_STEPS])
+    if is_refuted(poly, facts):
+        return False
+    steps = [_MAX_STEPS]
+    if _search_nonnegative(poly, facts, depth, steps):
+        return True
+    # Conditions that did not help may have used up the steps before any bound was tried.
+    return steps[0] < 0 and depth == 0 and bool(facts.nonnegative) and _search_by_bounds(poly, facts, 0, [_MAX_STEPS])
 
 
 def _search_nonnegative(poly: Polynomial, facts: Facts, depth: int, steps: list[int]) -> bool:
