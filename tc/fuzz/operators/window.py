@@ -244,7 +244,7 @@ def deform_conv(b: Builder) -> None:
     n, c, h, w = b.integer(1, 2), math.lcm(groups, parts) * b.integer(1, 3), b.integer(3, 6), b.integer(3, 6)
     kh, kw, sh, sw, pad = b.integer(1, 3), b.integer(1, 3), b.integer(1, 2), b.integer(1, 2), b.integer(0, 1)
     out = ((h + 2 * pad - kh) // sh + 1, (w + 2 * pad - kw) // sw + 1)
-    offset = b.data(F32, (n, 2 * parts * kh * kw, *out))
+    offset = b.finite(b.data(F32, (n, 2 * parts * kh * kw, *out)))  # nowhere is said where NaN is
     mask = b.data(F32, (n, parts * kh * kw, *out)) if b.chance(0.4) else None
     weight = b.weights(F32, (groups * b.integer(1, 3), c // groups, kh, kw))
     bias = b.weights(F32, (weight.shape[0],)) if b.chance(0.5) or mask is not None else None
