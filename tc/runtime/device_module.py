@@ -188,8 +188,7 @@ class DeviceModule(CompiledModule):
     def _results_for(self, frame: Frame, arrays: list[np.ndarray], out: Any) -> list[Any]:
         """The caller's arrays for results, or fresh ones; None for those whose size data decide."""
         if out is None:
-            fresh = iter(self._results.arrays(frame.wanted, len(self._frames)))
-            return [None if is_dynamic else next(fresh) for is_dynamic in self._dynamic_out]
+            return self._in_order(self._results.arrays(frame.wanted, len(self._frames)))
         results = self._check_outputs(listed(out), frame.wanted)
         self._refuse_overlap(overlapping(arrays, results)[1])
         return list(results)

@@ -38,7 +38,7 @@ from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, aligned_empty, data_ad
 from tc.runtime.pool import get_pool
 from tc.runtime.report import tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
-from tc.runtime.short_call import MISFIT, find_types, fixed_results
+from tc.runtime.short_call import MISFIT, find_types
 
 _Wanted = tuple[tuple[int, ...], Any]
 """Of a result: shape and dtype."""
@@ -98,8 +98,10 @@ class NativeProgram:
         self._frames: dict[int, Frame] = {}
         self._results = ResultPool()
         self._note_types()
-        self._types = find_types([*self._dtypes, *(self._out_types[k][0] for k in fixed_results(plan))])
-        if self._types is not None and self._takes_host_addresses and not self._shares_bytes:
+        self._types = None
+        if self._takes_host_addresses and not self._shares_bytes:
+            self._types = find_types([*self._dtypes, *(dtype for _, _, dtype, _ in self._known_out)])
+        if self._types is not None:
             self._enter = _SHORT_CALL(library.address(f"{symbol}_call"))
         if threads > 1:
             get_pool().start(threads)
@@ -114,9 +116,8 @@ class NativeProgram:
         self._is_static = self._takes_host_addresses and all(s is not None for s in (*self._static_in, *self._static_out))
         self._static_arena = int(plan.arena_bytes.value) if isinstance(plan.arena_bytes, Const) else None
         self._static_results = sum(v.type.dtype.size_bytes * math.prod(v.type.static_shape or (0,)) for v in plan.outputs)  # type: ignore[union-attr,misc]
-        # Blocks of a size that depends on data are freed after every call, which is not for the short way.
         self._is_static = self._is_static and self._static_arena is not None and not plan.num_dynamic
-        # Nor are elements that share bytes: arrays of callers have each in a byte of its own.
+        # Arrays of callers have elements that share bytes each in a byte of its own.
         self._shares_bytes = any(v.type.dtype.per_byte > 1 for v in (*plan.inputs, *plan.outputs))  # type: ignore[union-attr]
         self._is_static = self._is_static and not self._shares_bytes
         decided = [slot.place is SlotPlace.DYNAMIC for slot in plan.output_slots]
@@ -213,12 +214,15 @@ class NativeProgram:
             status: int = self._enter(frame.address, args, results)  # type: ignore[misc]
             if status == MISFIT:
                 return None
-            if self._dynamic_words:
-                return self._after_dynamic(frame, status, results)
             if status:
                 self._fail(status, frame)
-            return results  # type: ignore[no-any-return]
+            if self._found_out:
+                results = self._in_order(results)
+                self._take_dynamic(frame, results)
+            return tuple(results)
         finally:
+            if self._dynamic_words:
+                self._free_dynamic(frame)
             self._idle.append(frame)
 
     def _execute(self, args: Sequence[Any], out: Any) -> list[Any]:
@@ -329,14 +333,16 @@ class NativeProgram:
 
     def _make_outputs(self, frame: Frame, wanted: Sequence[_Wanted]) -> list[Any]:
         """Fresh arrays for results, None for those whose size data decide."""
-        results: list[Any] = self._results.arrays(wanted, len(self._frames))
-        if len(results) < len(self.outputs):
-            made = iter(results)
-            results = [None if is_dynamic else next(made) for is_dynamic in self._dynamic_out]
+        results = self._in_order(self._results.arrays(wanted, len(self._frames)))
         for word, result in zip(self._entry.layout.outputs, results):
             if result is not None:
                 frame.words[word] = data_address(result)
         return results
+
+    def _in_order(self, fixed: Sequence[Any]) -> list[Any]:
+        """All results, of which those of known size are given; None for the others."""
+        made = iter(fixed)
+        return [None if is_dynamic else next(made) for is_dynamic in self._dynamic_out]
 
     def _take_outputs(
         self, frame: Frame, arrays: Sequence[np.ndarray], starts: list[int], given: list[Any], wanted: Sequence[_Wanted]
@@ -471,18 +477,6 @@ class NativeProgram:
         try:
             self._run_once(frame)
             self._take_dynamic(frame, results)
-        finally:
-            self._free_dynamic(frame)
-
-    def _after_dynamic(self, frame: Frame, status: int, fixed: tuple[Any, ...]) -> Sequence[Any]:
-        """`_run_dynamic` of a program that has run: all results, of which those of known size are there."""
-        try:
-            if status:
-                self._fail(status, frame)
-            made = iter(fixed)
-            results = [None if is_dynamic else next(made) for is_dynamic in self._dynamic_out]
-            self._take_dynamic(frame, results)
-            return tuple(results)
         finally:
             self._free_dynamic(frame)
 

@@ -177,7 +177,8 @@ misfit:
 def short_call(plan: ExecutionPlan, layout: FrameLayout, symbol: str) -> str:
     """The LLVM IR of `<symbol>_call`, which calls `<symbol>_run`."""
     inputs = list(zip(layout.inputs, plan.inputs, strict=True))
-    results = [(layout.outputs[k], plan.outputs[k]) for k in fixed_results(plan)]
+    outputs = zip(layout.outputs, plan.outputs, plan.output_slots, strict=True)
+    results = [(word, var) for word, var, slot in outputs if slot.place is not SlotPlace.DYNAMIC]
     needed = [_C_CONTIGUOUS] * len(inputs) + [_C_CONTIGUOUS | _ALIGNED | _WRITEABLE] * len(results)
     rows = []
     for (word, var), flags in zip((*inputs, *results), needed, strict=True):
@@ -188,11 +189,6 @@ def short_call(plan: ExecutionPlan, layout: FrameLayout, symbol: str) -> str:
         symbol=symbol, count=len(rows), rows=", ".join(texts), inputs=len(inputs), results=len(results), TYPES=TYPES, MISFIT=MISFIT,
         COUNT=_COUNT, ITEMS=_ITEMS, DTYPE=_DTYPE, FLAGS=_FLAGS, RANK=_RANK, DIMS=_DIMS, ADDRESS=_ADDRESS,
     )  # fmt: skip
-
-
-def fixed_results(plan: ExecutionPlan) -> list[int]:
-    """The results whose memory is there before the program runs, by number."""
-    return [k for k, slot in enumerate(plan.output_slots) if slot.place is not SlotPlace.DYNAMIC]
 
 
 def find_types(dtypes: Sequence[np.dtype]) -> ctypes.Array[ctypes.c_void_p] | None:
