@@ -42,7 +42,7 @@ from tc.ir.expr import (
 )
 from tc.ir.matching import make, multiply, recombine
 from tc.ir.node import cached_on_node, children, map_children, walk
-from tc.ir.polynomial import Polynomial, atoms_of_polynomial, linear_coefficients, polynomial
+from tc.ir.polynomial import Polynomial, atoms_of_polynomial, linear_coefficients, polynomial, slack_of
 from tc.ir.samples import OPERATIONS, fails_somewhere
 from tc.ir.uses import reads_memory
 
@@ -62,6 +62,7 @@ __all__ = [
     "prove",
     "proves",
     "simplify",
+    "slack_of",
 ]
 
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from tc.ir.expr import Add, Const, Expr, FloorDiv, FloorMod, Mul, Sub, Var, const
+from tc.ir.expr import Add, Const, Expr, FloorDiv, FloorMod, Le, Lt, Mul, Sub, Var, const
 from tc.ir.node import cached_on_node, walk
 
 Monomial = tuple[Expr, ...]
@@ -182,6 +182,12 @@ def _take(items: list[Expr], item: Expr) -> bool:
             del items[k]
             return True
     return False
+
+
+def slack_of(condition: Lt | Le) -> Expr:
+    """What is not negative where a comparison of integers holds, and only there."""
+    slack = condition.rhs - condition.lhs
+    return slack if isinstance(condition, Le) else slack - 1
 
 
 def linear_coefficients(expr: Expr, variables: Iterable[Var]) -> tuple[dict[Var, Expr], Expr] | None:

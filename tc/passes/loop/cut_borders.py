@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
 
-from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify, slack_of
 from tc.ir.dtype import i64
 from tc.ir.expr import (
     Const,
@@ -194,8 +194,7 @@ def _bound(part: Expr, var: Var, inner: Mapping[Var, Expr], dims: frozenset[Var]
     """Where a condition `a * var + rest >= 0` begins to hold (True), or stops (False)."""
     if not isinstance(part, (Lt, Le)) or part.lhs.dtype != i64:
         return None
-    slack = part.rhs - part.lhs if isinstance(part, Le) else part.rhs - part.lhs - 1
-    form = linear_coefficients(simplify(slack), [var, *inner])
+    form = linear_coefficients(simplify(slack_of(part)), [var, *inner])
     if form is None:
         return None
     coefficients, rest = form

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify, slack_of
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, Le, Load, Lt, Select, Var, conjuncts, const, logical_and
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store
@@ -104,8 +104,7 @@ def _bounds(part: Expr, var: Var, inner: dict[Var, Expr], facts: Facts) -> tuple
     """Conditions under which `part` holds for all iterations of the loops inside, and for none of them."""
     if not isinstance(part, (Lt, Le)) or part.lhs.dtype != i64 or not all(isinstance(extent, Const) for extent in inner.values()):
         return None
-    slack = part.rhs - part.lhs if isinstance(part, Le) else part.rhs - part.lhs - 1
-    form = linear_coefficients(simplify(slack), [var, *inner])
+    form = linear_coefficients(simplify(slack_of(part)), [var, *inner])
     if form is None:
         return None
     coefficients, rest = form

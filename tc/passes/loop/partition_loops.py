@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace as replace_fields
 
-from tc.ir.arith import Facts, linear_coefficients, prove, simplify
+from tc.ir.arith import Facts, linear_coefficients, prove, simplify, slack_of
 from tc.ir.expr import Const, Expr, Le, Load, Lt, Select, Var, conjuncts, const, logical_and, maximum, minimum
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, seq
 from tc.ir.node import Node, children, replace, substitute, transform, walk
@@ -127,9 +127,8 @@ def _iterations(loop: For, facts: Facts, *, safe: bool) -> Expr | None:
     for condition, loops in _guards(loop):
         if not isinstance(condition, (Lt, Le)):
             return None
-        slack = condition.rhs - condition.lhs if isinstance(condition, Le) else condition.rhs - condition.lhs - 1
         variables = [loop.var, *(inner.var for inner in loops)]
-        form = linear_coefficients(simplify(slack, facts), variables)
+        form = linear_coefficients(simplify(slack_of(condition), facts), variables)
         if form is None:
             return None
         coefficients, rest = form
