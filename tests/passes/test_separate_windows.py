@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import tc
 from tc.interp.graph import run_function
@@ -76,7 +75,8 @@ def test_a_pool_that_was_cut_is_compiled_for_any_size() -> None:
         found = compiled(x)
         if x.size:
             padded = np.pad(x, ((0, 0), (0, 0), (2, 2), (3, 3)), constant_values=-np.inf)
-            wanted = torch.nn.functional.max_pool2d(torch.from_numpy(padded), (5, 7), (1, 3)).numpy()
+            windows = np.lib.stride_tricks.sliding_window_view(padded, (5, 7), (2, 3))
+            wanted = windows[:, :, :, ::3].max((4, 5))
             np.testing.assert_array_equal(found, wanted)
         else:
             assert found.shape == (0, 2, 6, 2)
