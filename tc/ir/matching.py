@@ -282,8 +282,6 @@ def _match_less(operands: Operands, bindings: Bindings, facts: Facts) -> bool:
     poly = polynomial(sum_)
     for factor in sorted({math.gcd(int(divisor.value), each) for each in poly.terms.values()} - {1}, reverse=True):
         less = {monomial: each for monomial, each in poly.terms.items() if each % factor}
-        if not less:
-            continue
         rest = Polynomial(less, poly.constant % factor)
         interval = poly_bounds(rest, facts)
         if interval.lo is not None and interval.hi is not None and 0 <= interval.lo and interval.hi < factor:
