@@ -150,12 +150,33 @@ def with_compile_seconds(found: Mapping[str, Entrant], job: Job, arrays: Arrays)
 
 
 def measure_apart(job: Job, arrays: Arrays, exact: Sequence[np.ndarray]) -> PrecisionRow:
-    """`measure` in a new process; one that dies gives a row that says so."""
+    """`measure` in a new process. Where that dies, those peers are left out, and named, that do not live through one run alone."""
     try:
         return run_apart(measure, job, arrays, exact)
     except BrokenProcessPool:
-        dead = dict.fromkeys(entrants(job), Entrant(problem="the measuring process died"))
-        return PrecisionRow(job.kind, job.model, job.threads, job.isa, dead, **report.describe_machine())
+        dead = [peer for peer in job.peers if not _lives(peer, job, arrays)]
+        problems = {peer: Entrant(problem="its process died") for peer in dead}
+    try:
+        row = run_apart(measure, replace(job, peers=tuple(peer for peer in job.peers if peer not in dead)), arrays, exact)
+    except BrokenProcessPool:
+        everybody = dict.fromkeys(entrants(job), Entrant(problem="the measuring process died"))
+        return PrecisionRow(job.kind, job.model, job.threads, job.isa, everybody, **report.describe_machine())
+    return replace(row, entrants={**row.entrants, **problems})
+
+
+def _lives(peer: str, job: Job, arrays: Arrays) -> bool:
+    try:
+        run_apart(_run_once, peer, job, arrays)
+    except BrokenProcessPool:
+        return False
+    except Exception:  # which `measure` will write down
+        return True
+    return True
+
+
+def _run_once(peer: str, job: Job, arrays: Arrays) -> None:
+    network, load = entrants(job)[peer]
+    load(zoo.path(network), job.threads).run(arrays)
 
 
 def exact_outputs(name: str, arrays: Arrays) -> list[np.ndarray]:

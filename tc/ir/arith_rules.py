@@ -128,6 +128,8 @@ SUMS = (  # the parts of numbers taken apart are joined: two terms of a sum beco
     Rule(x // z % b * y + x // (z * b) * (b * y), x // z * y, when=(0 < b,)),
     Rule(x // q % b * y + x // (q * b) % z * (b * y), x // q % (b * z) * y, when=(0 < b, 0 < z)),
     Rule(z * y + x // b * (b * y), x * y, when=(Ne(b, ZERO), Eq(x % b, z))),
+    Rule(z % b * y + x // q * (b * y), z * y, when=(0 < b, 0 < q, Eq(q % b, ZERO), Eq(x // (q // b), z))),
+    Rule(z % b * y + x // q % r * (b * y), z % (b * r) * y, when=(0 < b, 0 < r, 0 < q, Eq(q % b, ZERO), Eq(x // (q // b), z))),
 )
 
 MIN_MAX = (

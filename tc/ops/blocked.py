@@ -431,11 +431,11 @@ def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types:
     rows = lhs.shape[:-1]
     joint = (simplify(product(rows)),) if len(rows) > 1 else rows  # tiles of rows run on from one batch to the next
     if group is not None:
-        lhs = _filled_up(lhs, simplify(rhs.shape[1] * group))
+        lhs = _filled_up(lhs, simplify(rhs.shape[1] * group), joint)
 
     def body(*axes: Expr) -> Expr:
         *row, j, k = axes
-        places = unravel(row[0], rows) if len(rows) > 1 else tuple(row)
+        places = unravel(row[0], rows) if len(lhs.shape) > len(joint) + 1 else tuple(row)
         term = (k,) if group is None else (k // group, k % group)
         weight = rhs[(j // block, *term[:1], j % block, *term[1:])]
         return cast(lhs[(*places, k)], sum_dtype) * cast(weight, sum_dtype)
@@ -452,16 +452,18 @@ def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types:
     return te.compute(out_type.shape, finish, "rounded")
 
 
-def _filled_up(x: Tensor, size: Expr) -> Tensor:
-    """Zeros after the elements of the last axis, up to `size` of them."""
-    have = x.shape[-1]
+def _filled_up(x: Tensor, size: Expr, joint: tuple[Expr, ...]) -> Tensor:
+    """Zeros after the elements of each row, up to `size` of them; x itself where there are as many. `joint`: all rows, counted through."""
+    *rows, have = x.shape
     if size is have:
         return x
 
     def body(*axes: Expr) -> Expr:
-        return select(axes[-1] < have, x[axes], const(0, x.dtype))
+        *row, k = axes
+        places = unravel(row[0], rows) if len(rows) > 1 else tuple(row)
+        return select(k < have, x[(*places, k)], const(0, x.dtype))
 
-    return te.compute((*x.shape[:-1], size), body, "filled")
+    return te.compute((*joint, size), body, "filled")
 
 
 def _packed_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray], dict[str, Any]]]:

@@ -13,11 +13,11 @@ from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.jit import disassemble
 from tc.interp import run_prim_func
 from tc.ir.dtype import bf16, f32, i8, i32, i64, u8
-from tc.ir.expr import Expr, Var, cast
+from tc.ir.expr import Const, Expr, Var, cast
 from tc.ir.graph import Attrs
 from tc.ir.loop import Alloc, IntrinsicCall, PrimFunc, Stmt
 from tc.ir.node import Node, children, walk
-from tc.ir.types import tensor_type
+from tc.ir.types import DimFact, tensor_type
 from tc.ir.uses import buffers_read
 from tc.ir.x86_intrinsics import NUM_TILES, is_tile_dot
 from tc.ops.blocked import compute_matmul_packed
@@ -124,12 +124,14 @@ def test_any_number_of_rows(target: Target, rows: int) -> None:
     assert ("tdpbusd" in tile_model.used) == (rows >= 16)
 
 
-def packed_product(rows: int | Var, n: int, k: int, block: int = 32) -> PrimFunc:
+def packed_product(rows: int | Var | tuple[int | Var, ...], n: int, k: int, block: int = 32) -> PrimFunc:
     """The product with a literal that is packed for instructions on tiles."""
     panels = (-(-n // block), -(-k // 64) * 16, block, 4)
-    x, w = placeholder((rows, k), u8, "A"), placeholder(panels, i8, "B")
-    total = compute_matmul_packed([x, w], Attrs((("columns", n),)), [tensor_type((rows, n), i32)])
-    return create_prim_func("product", [x, w], [total], [rows] if isinstance(rows, Var) else [])
+    rows = rows if isinstance(rows, tuple) else (rows,)
+    x, w = placeholder((*rows, k), u8, "A"), placeholder(panels, i8, "B")
+    total = compute_matmul_packed([x, w], Attrs((("columns", n),)), [tensor_type((*rows, n), i32)])
+    dims = [dim for dim in rows if isinstance(dim, Var)]
+    return create_prim_func("product", [x, w], [total], dims, tuple(DimFact(dim, 0) for dim in dims))
 
 
 SIZES = [(16, 16, 64), (33, 100, 130), (70, 31, 200), (48, 96, 7), (90, 250, 64), (20, 1, 64), (3, 40, 100), (1, 64, 64)]
@@ -151,6 +153,25 @@ def test_literals_that_were_packed_are_read_in_place(target: Target, sizes: tupl
     assert sum(buffer.dtype is i8 for buffer in buffers_read(scheduled.body)) == 1, "no copy of the literal"
     copies = [node.buffer for node in walk(finish_loops(scheduled, threads=2).body) if isinstance(node, Alloc) and node.buffer.dtype is u8]
     assert all(int(copy.shape[-2].value) <= 64 for copy in copies), "rows are filled up a tile at a time"
+
+
+@pytest.mark.parametrize("symbolic", [(), (0,), (1,), (0, 1), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize(("rows", "k"), [((2, 3, 17), 64), ((1, 40, 5), 128), ((5, 7, 8), 70), ((3, 33, 1), 24)], ids=str)
+def test_rows_of_several_dims_follow_each_other_in_tiles(
+    target: Target, rows: tuple[int, int, int], k: int, symbolic: tuple[int, ...]
+) -> None:
+    rng, n = np.random.default_rng(0), 40
+    a, b = numbers(rng, (*rows, k), u8), numbers(rng, (k, n), i8)
+    dims = tuple(Var(f"d{place}", i64) if place in symbolic else dim for place, dim in enumerate(rows))
+    func = packed_product(dims, n, k)
+
+    result = compiled(func, [a, in_groups(b, 32, 4, 64)], target, *(rows[place] for place in symbolic))
+
+    np.testing.assert_array_equal(result, a.astype(np.int64) @ b.astype(np.int64))
+    assert "tdpbusd" in tile_model.used
+    scheduled = apply_rules(func, target).func
+    copies = [node.buffer for node in walk(finish_loops(scheduled, threads=2).body) if isinstance(node, Alloc) and node.buffer.dtype is u8]
+    assert all(isinstance(copy.shape[-2], Const) for copy in copies), "rows are filled up a tile at a time"
 
 
 def bf16_product(m: int, n: int, k: int) -> PrimFunc:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tc.codegen.llvm.builder import FunctionBuilder, Value, llvm_type, mangled
+from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value, llvm_type, mangled
+from tc.codegen.llvm.byte_packs import Packs, packs_for
 from tc.ir.dtype import DType, f32, int_range
 from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min, Sub
 
@@ -19,7 +20,7 @@ MOST_SHIFT = 1 << 20
 class ClippedRound:
     """`dtype(clip(round(value / divisor) + shift, low, high))`; bounds and shift are integers, 0 lies between the bounds.
 
-    A shift that is no literal is f32, a whole number within MOST_SHIFT; `low` is then 0, and the value a `bounded_quotient`.
+    A shift that is no literal is f32, a number of `dtype`; `low` is then 0, and the value a `bounded_quotient`.
     """
 
     value: Expr
@@ -87,11 +88,19 @@ def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: 
     """Clipped first, where bounds are whole numbers of steps, and then rounded; NaN gives 0."""
     b = builder
     if isinstance(found.shift, Expr):
-        return _shifted(b, found, *b.unify(value_of(found.value), value_of(found.shift)))
-    whole = _rounded(b, _clipped_steps(b, found, value_of))
+        return _shifted(b, found, value_of(found.value), value_of(found.shift))
+    steps = _clipped_steps(b, found, value_of)
+    packs = _packs_for(b, found, steps)
+    if packs is not None:
+        return packs.to_bytes(b, steps, int_value(found.shift, "i32"), found.dtype)
+    whole = _rounded(b, steps)
     if found.shift:
         whole = b.add(whole, b.int(found.shift, whole))
     return b.convert("trunc", whole, llvm_type(found.dtype))
+
+
+def _packs_for(b: FunctionBuilder, found: ClippedRound, value: Value) -> Packs | None:
+    return packs_for(b, value) if found.dtype.bits == 8 and int_range(found.dtype) == (found.low, found.high) else None
 
 
 def emit_clipped_float(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value], less: int = 0) -> Value:
@@ -117,6 +126,10 @@ def _clipped_steps(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[
 
 def _shifted(b: FunctionBuilder, found: ClippedRound, value: Value, shift: Value) -> Value:
     """Of a value that is bounded: clipped as an integer. A `bounded_quotient` is never NaN."""
+    packs = _packs_for(b, found, value)
+    if packs is not None and not shift.lanes:
+        return packs.to_bytes(b, value, b.convert("fptosi", shift, "i32"), found.dtype)
+    value, shift = b.unify(value, shift)
     whole = b.add(_rounded(b, value), b.convert("fptosi", shift, "i32"))
     for name, end in (("smax", found.low), ("smin", found.high)):
         whole = b.intrinsic(name, whole, b.int(end, whole))

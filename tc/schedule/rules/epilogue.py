@@ -8,7 +8,9 @@ from tc.errors import ScheduleError
 from tc.ir.expr import Const, FloorMod, Var, is_const
 from tc.ir.node import walk
 from tc.schedule.analysis import BlockInfo, Contraction, as_contraction, block_infos, in_parts, sum_of_parts
+from tc.schedule.rules.common import extent_value, stream_lanes
 from tc.schedule.step import Schedule
+from tc.target import Target
 
 
 def final_block(schedule: Schedule, name: str, after: list[BlockInfo]) -> str | None:
@@ -88,6 +90,13 @@ def total_of(schedule: Schedule, name: str) -> str:
     """The block that sums up the parts which the contraction called `name` makes; itself where it makes whole sums."""
     total = sum_of_parts(block_info(schedule, name), block_infos(schedule.func))
     return name if total is None else total.name
+
+
+def result_lanes(schedule: Schedule, loop: str, target: Target, lanes: int) -> int:
+    """How many lanes of the last loop of the block that stores a result are one vector: of bytes, as many vectors as are narrowed to one."""
+    info = next(info for info in block_infos(schedule.func) if loop in schedule.loops_of(info.name))
+    is_bytes = all(store.buffer.dtype.bits == 8 for store in info.writes)
+    return max(lanes, stream_lanes(info, target, extent_value(schedule, loop))) if is_bytes else lanes
 
 
 def driving_loops(info: BlockInfo, loops: list[str], axes: tuple[Var, ...]) -> list[str]:

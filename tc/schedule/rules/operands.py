@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tc.cost.typical import USUAL_PRODUCT
+from tc.ir.arith import Facts, linear_coefficients, simplify
 from tc.ir.dtype import DType, bf16
-from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var
-from tc.ir.intrinsic import INTRINSICS
+from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var, const
+from tc.ir.intrinsic import INTRINSICS, number_of_row
 from tc.ir.loop import annotation
 from tc.ir.node import children
+from tc.ir.types import DimFact
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.ir.x86_intrinsics import (
     DOT_OPERANDS,
@@ -277,12 +279,15 @@ def _count(contraction: Contraction, axes: tuple[Var, ...], unknown: int = LEAST
 def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, target: Target) -> None:
     """Each operand in the instruction's type, its terms side by side, both padded where tiles are not full, unless they are already."""
     name, k, column = contraction.info.name, grouped_axis(contraction), contraction.columns[-1]
+    lhs_is_in_place = is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth)
+    if dot.grid is not None:  # tiles take rows at equal distances
+        lhs_is_in_place &= step_of_rows(contraction) is not None
     if groups_of_terms(contraction):
-        if not is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
+        if not lhs_is_in_place:
             schedule.cache_operand(name, "lhs", dot.lhs.name)
         return
     copies = []
-    if not is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth):
+    if not lhs_is_in_place:
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
     if not is_in_place(contraction.rhs_value, dot.rhs, column, 1):
         copies.append(schedule.cache_operand(name, "rhs", dot.rhs.name))
@@ -316,6 +321,27 @@ def is_in_place(value: Expr, dtype: DType, axis: Var, group: int) -> bool:
                 case index:
                     return index is axis
     return False
+
+
+def step_of_rows(contraction: Contraction) -> tuple[int, bool] | None:
+    """How far apart rows of the lhs that follow each other are in memory, in rows, and whether they run on from one index of the dims
+    before to the next, as pixels do across the ends of rows of an image; None where that differs from row to row."""
+    axis, (*indices, _), shape = contraction.rows[-1], contraction.lhs.indices, contraction.lhs.buffer.shape
+    facts = Facts.of(DimFact(var, 1) for dim in shape for var in variables(dim))  # where one is 0 there are no rows
+    for each in contraction.info.block.axes:
+        facts = facts.with_range(each.var, each.extent)
+    number, facts = number_of_row(indices, shape, facts)
+    step = _coefficient(simplify(number, facts), axis)
+    if step is None:
+        return None
+    is_plain = _coefficient(indices[-1], axis) == step and all(_coefficient(index, axis) == 0 for index in indices[:-1])
+    return step, not is_plain
+
+
+def _coefficient(index: Expr, axis: Var) -> int | None:
+    form = linear_coefficients(index, [axis])
+    factor = const(0) if form is None else form[0].get(axis, const(0))
+    return int(factor.value) if form is not None and isinstance(factor, Const) else None
 
 
 def making_blocks(schedule: Schedule, name: str, side: str) -> list[str]:

@@ -18,7 +18,7 @@ from tc.schedule.rules.common import (
     lanes_for,
     set_parallel,
 )
-from tc.schedule.rules.epilogue import block_info, total_of
+from tc.schedule.rules.epilogue import block_info, result_lanes, total_of
 from tc.schedule.rules.operands import making_blocks, moves_apart, tile_product, words_along
 from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.spatial import schedule_before, schedule_block
@@ -128,7 +128,7 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     nest = _order(schedule, product, operands, tiles)
     schedule.compute_at(total_of(schedule, product.name), nest.outer[-1])
     *rows, column = tiles.inner
-    vectors, lane = cut_vectors(schedule, column, product.tile.lanes)
+    vectors, lane = cut_vectors(schedule, column, result_lanes(schedule, column, product.target, product.tile.lanes))
     schedule.vectorize(lane)
     unroll(schedule, [*vectors, *rows])
     total = TileSum(product, product.contraction, anchor=nest.outer[-1], lhs_name=lhs_name)

@@ -9,13 +9,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
+from math import prod
 
+from tc.cost.typical import USUAL_DIM, typical
 from tc.errors import ScheduleError
+from tc.ir.arith import Facts
 from tc.schedule.analysis import block_infos
 from tc.schedule.rules.common import extent_value
 from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.step import Schedule, Step
 from tc.schedule.tree import find_loop
+
+GROWN_DIM = 16 * USUAL_DIM
+"""A symbolic dim that has become large."""
+
+MOST_GROWTH = 4
+"""How much more often, for each element, a block may run when dims have become large, where it is computed inside a loop of its readers:
+halos and parts that overlap are less."""
 
 # -- loops in two
 
@@ -132,12 +142,23 @@ def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:
 
 
 def is_moved(schedule: Schedule, block: str, loop: str) -> bool:
-    """Compute a block inside a loop of its readers; False, and it stays, where that is not legal."""
-    try:
+    """Compute a block inside a loop of its readers; False, and it stays, where that is not legal, or what it makes again grows with the
+    dims, as where all of it is made in each iteration."""
+    before = _many_times(schedule, block)
+
+    def move() -> str | None:
         schedule.compute_at(block, loop)
-    except ScheduleError:
-        return False
-    return True
+        after = _many_times(schedule, block)
+        return block if after[1] * before[0] < MOST_GROWTH * after[0] * before[1] else None
+
+    return schedule.attempt(move) is not None
+
+
+def _many_times(schedule: Schedule, block: str) -> list[int]:
+    """How many iterations the loops around a block have where symbolic dims are of a usual size, and where they are large."""
+    facts = Facts.of(schedule.func.facts)
+    loops = [schedule.extent_of(loop) for loop in schedule.loops_of(block)]
+    return [prod(typical(extent, facts, size) for extent in loops) for size in (USUAL_DIM, GROWN_DIM)]
 
 
 # -- sums in tiles

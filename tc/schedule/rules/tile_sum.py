@@ -9,11 +9,11 @@ from math import isqrt
 from tc.ir.dtype import i16
 from tc.ir.expr import Const, Var
 from tc.ir.node import walk
-from tc.ir.x86_intrinsics import TILE_ROWS, tile_zero_name
+from tc.ir.x86_intrinsics import TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
 from tc.schedule.rules.epilogue import block_info, contraction_of, total_of
-from tc.schedule.rules.operands import LONGEST_CHAIN, Dot, terms_in_words
+from tc.schedule.rules.operands import LONGEST_CHAIN, Dot, step_of_rows, terms_in_words
 from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.tile import cut, cut_and_peel, cut_vectors, loops_of_sum, unroll, vectorize_tile
 from tc.schedule.step import Schedule
@@ -95,6 +95,10 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     s, sums = schedule, block_info(schedule, total.name).writes[0].buffer
     s.set_scope(sums.name, "global")
     inside = list(s.loops_of(total.name))
+    found = step_of_rows(contraction_of(s, total.name))
+    assert found is not None, "rows that lie otherwise were copied"
+    step, runs_on = found
+    shape = TileShape(step=step, runs_on=runs_on)
     loops = loops_of_sum(s, total.name, total.anchor)
     (depth,) = loops.depth
     *single, row, column = [loop for loop in inside[inside.index(total.anchor) + 1 :] if loop != depth]
@@ -105,7 +109,7 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     s.reorder(*single, steps, row_tiles, column_tiles, row, column, groups, terms)
     unroll(s, [row_tiles, column_tiles])
     start = s.decompose_reduction(total.name, steps)
-    return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype), row: dot.name}
+    return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype), row: tile_dot_name(dot.lhs, dot.rhs, shape)}
 
 
 def _in_parts(schedule: Schedule, total: TileSum) -> TileSum:

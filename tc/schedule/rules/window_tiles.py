@@ -12,16 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tc.ir.arith import Facts, linear_coefficients, simplify
 from tc.ir.dtype import DType, bf16
-from tc.ir.expr import Const, Expr, Var, const
-from tc.ir.intrinsic import number_of_row
+from tc.ir.expr import Const, Var, const
 from tc.ir.x86_intrinsics import TILE_OPERANDS, TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
 from tc.schedule.analysis import Contraction
 from tc.schedule.rules.common import divisors, extent_value, known_product, set_parallel, stream_lanes
-from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.epilogue import block_info, driving_loops, result_lanes
 from tc.schedule.rules.matrix_tiles import TILE_BYTES
-from tc.schedule.rules.operands import LONGEST_CHAIN, fitting_instructions, grouped_axis, groups_of_terms, is_in_place
+from tc.schedule.rules.operands import (
+    LONGEST_CHAIN,
+    fitting_instructions,
+    grouped_axis,
+    groups_of_terms,
+    is_in_place,
+    step_of_rows,
+)
 from tc.schedule.rules.roles import roles_of
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, interleave_stores, is_moved, loops_of_sum, unroll
@@ -82,7 +87,7 @@ def choose_window_tiles(contraction: Contraction, target: Target, strict: bool =
     if depth is None or depth % block or not 4 <= row_bytes <= TILE_BYTES or lane is None or lane % TILE_ROWS:
         return None
     taps = [_extent(contraction, axis) for axis in contraction.depth if axis is not channel]
-    step = _step_of_rows(contraction)
+    step = step_of_rows(contraction)
     if step is None or not all(taps):
         return None
     total = depth // terms * prod(tap or 1 for tap in taps)
@@ -117,27 +122,6 @@ def _extent(contraction: Contraction, axis: Var) -> int | None:
     return int(extent.value) if isinstance(extent, Const) else None
 
 
-def _step_of_rows(contraction: Contraction) -> tuple[int, bool] | None:
-    """How far apart pixels that follow each other are in memory, in pixels, and whether they run on across the ends of rows; None where
-    that differs from pixel to pixel."""
-    axis, (*indices, _), shape = contraction.rows[-1], contraction.lhs.indices, contraction.lhs.buffer.shape
-    facts = Facts()
-    for each in contraction.info.block.axes:
-        facts = facts.with_range(each.var, each.extent)
-    number, facts = number_of_row(indices, shape, facts)
-    step = _coefficient(simplify(number, facts), axis)
-    if step is None:
-        return None
-    is_plain = _coefficient(indices[-1], axis) == step and all(_coefficient(index, axis) == 0 for index in indices[:-1])
-    return step, not is_plain
-
-
-def _coefficient(index: Expr, axis: Var) -> int | None:
-    form = linear_coefficients(index, [axis])
-    factor = const(0) if form is None else form[0].get(axis, const(0))
-    return int(factor.value) if form is not None and isinstance(factor, Const) else None
-
-
 # -- the schedule
 
 
@@ -151,7 +135,7 @@ def schedule_window_tiles(
     nest = _cut_result(s, contraction, final, before, tiles, grid, target)
     s.compute_at(name, nest.anchor)
     *rows, column = nest.inner
-    vectors, lane = cut_vectors(s, column, target.vector_bits // 32)
+    vectors, lane = cut_vectors(s, column, result_lanes(s, column, target, target.vector_bits // 32))
     s.vectorize(lane)
     unroll(s, vectors)
     _unroll_rows(s, name, rows)
