@@ -285,21 +285,24 @@ def _compute_quantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorT
 
 
 def _infer_dequantize_by(types: Types, attrs: Attrs) -> TensorType:
-    """x of integers, parameters f32[2]: scale and zero point -> f32: (x - zero) * scale."""
-    _require_packed(types, 2, "dequantize_by")
+    """x of integers, parameters f32[2]: scale and zero point, or f32[1]: a scale, the zero point being an attribute -> f32:
+    (x - zero) * scale."""
+    _require_packed(types, 1 if operand(types, 1, "dequantize_by").static_shape == (1,) else 2, "dequantize_by")
     return TensorType(operand(types, 0, "dequantize_by").shape, f32)
 
 
 def _run_dequantize_by(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, parameters = arrays[0], arrays[1]
     assert x is not None and parameters is not None
-    return np.asarray((x.astype(np.float32) - parameters[1]) * parameters[0])
+    zero = parameters[1] if len(parameters) > 1 else np.float32(attrs.zero)
+    return np.asarray((x.astype(np.float32) - zero) * parameters[0])
 
 
 def _compute_dequantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x, parameters = tensors[0], tensors[1]
     assert x is not None and parameters is not None
-    return te.compute(x.shape, lambda *axes: (cast(x[axes], f32) - parameters[1]) * parameters[0], "dequantize")
+    zero = const(float(attrs.zero), f32) if parameters.shape == (const(1),) else parameters[1]
+    return te.compute(x.shape, lambda *axes: (cast(x[axes], f32) - zero) * parameters[0], "dequantize")
 
 
 def _samples_by(rng: np.random.Generator) -> Any:
@@ -311,7 +314,10 @@ def _samples_by(rng: np.random.Generator) -> Any:
 def _dequantize_samples_by(rng: np.random.Generator) -> Any:
     for dtype in (np.uint8, np.int8, np.uint16, np.int32):
         yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3, 7], np.float32)], {}
+        yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3], np.float32)], {"zero": 7}
 
 
 register(OpDef("quantize_by", _infer_quantize_by, _run_quantize_by, _compute_quantize_by, {"dtype": REQUIRED}, samples=_samples_by))
-register(OpDef("dequantize_by", _infer_dequantize_by, _run_dequantize_by, _compute_dequantize_by, samples=_dequantize_samples_by))
+register(
+    OpDef("dequantize_by", _infer_dequantize_by, _run_dequantize_by, _compute_dequantize_by, {"zero": 0}, samples=_dequantize_samples_by)
+)

@@ -20,7 +20,8 @@ MOST_SHIFT = 1 << 20
 class ClippedRound:
     """`dtype(clip(round(value / divisor) + shift, low, high))`; bounds and shift are integers, 0 lies between the bounds.
 
-    A shift that is no literal is f32, a number of `dtype`; `low` is then 0, and the value a `bounded_quotient`.
+    A shift that is no literal is f32, a number of `dtype`; `low` is then 0, and the value a `bounded_quotient` whose bounds are what the
+    least and the greatest of `dtype` mean.
     """
 
     value: Expr
@@ -88,52 +89,71 @@ def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: 
     """Clipped first, where bounds are whole numbers of steps, and then rounded; NaN gives 0."""
     b = builder
     if isinstance(found.shift, Expr):
-        return _shifted(b, found, value_of(found.value), value_of(found.shift))
-    steps = _clipped_steps(b, found, value_of)
-    packs = _packs_for(b, found, steps)
+        return _shifted(b, found, value_of)
+    value = value_of(found.value)
+    packs = _packs_for(b, found, value)
     if packs is not None:
-        return packs.to_bytes(b, steps, int_value(found.shift, "i32"), found.dtype)
-    whole = _rounded(b, steps)
+        return packs.to_bytes(b, _steps(b, found, value, saturates=True), int_value(found.shift, "i32"), found.dtype)
+    whole = _rounded(b, _steps(b, found, value))
     if found.shift:
         whole = b.add(whole, b.int(found.shift, whole))
     return b.convert("trunc", whole, llvm_type(found.dtype))
-
-
-def _packs_for(b: FunctionBuilder, found: ClippedRound, value: Value) -> Packs | None:
-    return packs_for(b, value) if found.dtype.bits == 8 and int_range(found.dtype) == (found.low, found.high) else None
 
 
 def emit_clipped_float(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value], less: int = 0) -> Value:
     """The same as f32, less an integer: what is dequantized at once never becomes an integer."""
     b = builder
     assert isinstance(found.shift, int), "asked for by as_dequantized"
-    whole = b.intrinsic("roundeven", _clipped_steps(b, found, value_of))
+    steps = _steps(b, found, value_of(found.value))
+    if found.shift == less:
+        return b.convert("sitofp", _rounded(b, steps), "float")
+    whole = b.intrinsic("roundeven", steps)
     return b.binary("fadd", whole, b.float(float(found.shift - less), whole))  # no zero stays negative
 
 
-def _clipped_steps(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
-    """What is rounded, so that nothing beyond the bounds comes of it, and what gives 0 of NaN."""
+def _packs_for(b: FunctionBuilder, found: ClippedRound, value: Value) -> Packs | None:
+    return packs_for(b, value) if found.dtype.bits == 8 and int_range(found.dtype) == (found.low, found.high) else None
+
+
+def _steps(b: FunctionBuilder, found: ClippedRound, value: Value, saturates: bool = False) -> Value:
+    """What is rounded, so that nothing beyond the bounds comes of it, and what gives 0 of NaN. `saturates`: what rounds it makes the least
+    number of what is too low, and of NaN."""
     assert isinstance(found.shift, int), "one that is not is clipped as an integer"
-    value = value_of(found.value)
     by = 1.0 if found.divisor is None else found.divisor
+    low, high = (b.float((end - found.shift) * by, value) for end in (found.low, found.high))
     if found.low:
         value = b.select(b.compare("fcmp ord", value, value), value, b.float(-found.shift * by, value))
-    for end, beyond in ((found.low, "ogt"), (found.high, "olt")):  # NaN is not beyond the first
-        limit = b.float((end - found.shift) * by, value)
-        value = b.select(b.compare(f"fcmp {beyond}", value, limit), value, limit)
+    if not saturates:
+        value = b.select(b.compare("fcmp ogt", value, low), value, low)  # NaN is not
+    value = _at_most(b, value, high)
     return value if found.divisor is None else _quotient(b, value, found.divisor)
 
 
-def _shifted(b: FunctionBuilder, found: ClippedRound, value: Value, shift: Value) -> Value:
-    """Of a value that is bounded: clipped as an integer. A `bounded_quotient` is never NaN."""
-    packs = _packs_for(b, found, value)
-    if packs is not None and not shift.lanes:
+def _at_most(b: FunctionBuilder, value: Value, high: Value) -> Value:
+    """The lesser of both, NaN if `value` is."""
+    return b.select(b.compare("fcmp olt", high, value), high, value)
+
+
+def _shifted(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
+    """Of a `bounded_quotient`, which is never NaN: clipped as an integer."""
+    assert isinstance(found.value, MathCall) and isinstance(found.shift, Expr), "as as_clipped_round finds it"
+    x, divisor, inverse, low, high = b.unify(*map(value_of, found.value.args))
+    shift = value_of(found.shift)
+    packs = _packs_for(b, found, x)
+    if packs is not None and not shift.lanes:  # what is too low for the quotient gives the least number, and so does NaN
+        value = emit_quotient(b, _at_most(b, x, high), divisor, inverse)
         return packs.to_bytes(b, value, b.convert("fptosi", shift, "i32"), found.dtype)
-    value, shift = b.unify(value, shift)
+    value, shift = b.unify(emit_bounded_quotient(b, x, divisor, inverse, low, high), shift)
     whole = b.add(_rounded(b, value), b.convert("fptosi", shift, "i32"))
     for name, end in (("smax", found.low), ("smin", found.high)):
         whole = b.intrinsic(name, whole, b.int(end, whole))
     return b.convert("trunc", whole, llvm_type(found.dtype))
+
+
+def emit_bounded_quotient(b: FunctionBuilder, x: Value, y: Value, inverse: Value, low: Value, high: Value) -> Value:
+    """Comparisons with NaN do not hold, so that it becomes `low`."""
+    above = b.select(b.compare("fcmp ogt", x, low), x, low)
+    return emit_quotient(b, b.select(b.compare("fcmp olt", above, high), above, high), y, inverse)
 
 
 def _quotient(b: FunctionBuilder, value: Value, divisor: float) -> Value:

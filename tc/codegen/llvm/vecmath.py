@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value
-from tc.codegen.llvm.clipped_round import emit_quotient
+from tc.codegen.llvm.clipped_round import emit_bounded_quotient
 from tc.errors import CodegenError
 
 MATH_ULPS: dict[str, float] = {
@@ -86,12 +86,6 @@ def _sign(b: FunctionBuilder, x: Value) -> Value:
     one = b.intrinsic("copysign", b.float(1.0, x), x)
     keep = b.compare("fcmp une", x, b.float(0.0, x))
     return b.select(_is_nan(b, x), x, b.select(keep, one, b.float(0.0, x)))
-
-
-def _bounded_quotient(b: FunctionBuilder, x: Value, y: Value, inverse: Value, low: Value, high: Value) -> Value:
-    """Comparisons with NaN do not hold, so that it becomes `low`."""
-    above = b.select(b.compare("fcmp ogt", x, low), x, low)
-    return emit_quotient(b, b.select(b.compare("fcmp olt", above, high), above, high), y, inverse)
 
 
 def _round_tf32(b: FunctionBuilder, x: Value) -> Value:
@@ -363,7 +357,7 @@ _SIMPLE: dict[str, Callable[..., Value]] = {
     "isinf": _is_inf,
     "sign": _sign,
     "rsqrt": _rsqrt,
-    "bounded_quotient": _bounded_quotient,
+    "bounded_quotient": emit_bounded_quotient,
 }
 _FAST: dict[str, Callable[..., Value]] = {
     "exp": _exp,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from tc.ir.dtype import f32, i32, u8, u16
-from tc.ir.graph import Atom, TensorConst
+from tc.ir.graph import Atom, Call, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.ops.quantize import LEAST_SCALE, MOST_SCALE, packed_parameters
-from tc.passes.graph.quantized import dequantized_from, quantized_to
+from tc.passes.graph.quantized import Quantized, dequantized_from, quantized_to
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
@@ -28,21 +28,26 @@ def share_scales(module: IRModule) -> IRModule:
 def _quantize(b: GraphBuilder, m: Match) -> Atom | None:
     call = m.call("quantize")
     to = quantized_to(call, m.roots["quantize"])
-    if to is None or to.axis is not None or to.dtype not in (u8, u16) or not LEAST_SCALE < to.scale < MOST_SCALE:
-        return None
-    if to.scale == 1 and not _is_of_product(m):
+    if to is None or not _becomes_data(m, call, to):
         return None
     parameters = b.const(packed_parameters(float(to.scale), int(to.zero), to.dtype))
     return b.call("quantize_by", m.x, parameters, dtype=to.dtype, span=call.span)
+
+
+def _becomes_data(m: Match, call: Call, to: Quantized) -> bool:
+    """Whether scale and zero point of what quantizes are made operands."""
+    if to.axis is not None or to.dtype not in (u8, u16) or not LEAST_SCALE < to.scale < MOST_SCALE:
+        return False
+    return to.scale != 1 or _is_of_product(m, call.args[0])
 
 
 _AFTER_SUMS = frozenset(("add", "sub", "cast", "mul", "dequantize_by"))
 _PRODUCTS = frozenset(("matmul_integer", "matmul_packed"))
 
 
-def _is_of_product(m: Match) -> bool:
+def _is_of_product(m: Match, x: Atom | None) -> bool:
     """Whether what is quantized is the sums of a matrix product, scaled."""
-    call = m.call_of(m.x)
+    call = m.call_of(x)
     while call is not None and call.op in _AFTER_SUMS:
         call = m.call_of(call.args[0])
     return call is not None and call.op in _PRODUCTS
@@ -52,7 +57,17 @@ def _dequantize(b: GraphBuilder, m: Match) -> Atom | None:
     found = dequantized_from(m, m.roots["dequantize"])
     if found is None or found.axis is not None or found.is_literal or m.type_of("dequantize").dtype is not f32:
         return None
-    return b.call("dequantize_by", found.value, b.const(np.array([found.scale, found.zero], np.float32)), span=m.call("dequantize").span)
+    span = m.call("dequantize").span
+    if _undoes_literals(m, found):
+        return b.call("dequantize_by", found.value, b.const(np.array([found.scale], np.float32)), zero=int(found.zero), span=span)
+    return b.call("dequantize_by", found.value, b.const(np.array([found.scale, found.zero], np.float32)), span=span)
+
+
+def _undoes_literals(m: Match, found: Quantized) -> bool:
+    """Whether what is dequantized was quantized to a zero point that stays a literal: the same here, it is neither added nor subtracted."""
+    call = m.call_of(found.value)
+    to = None if call is None or call.op != "quantize_linear" else quantized_to(call, found.value)
+    return to is not None and to.axis is None and to.zero == found.zero and not _becomes_data(m, call, to)
 
 
 def _scale(b: GraphBuilder, m: Match) -> Atom:

@@ -93,7 +93,7 @@ def total_of(schedule: Schedule, name: str) -> str:
 
 
 def result_lanes(schedule: Schedule, loop: str, target: Target, lanes: int) -> int:
-    """How many lanes of the last loop of the block that stores a result are one vector: of bytes, as many vectors as are narrowed to one."""
+    """How many lanes of the last loop of the block that stores a result are one vector: of bytes, as many vectors as become one."""
     info = next(info for info in block_infos(schedule.func) if loop in schedule.loops_of(info.name))
     is_bytes = all(store.buffer.dtype.bits == 8 for store in info.writes)
     return max(lanes, stream_lanes(info, target, extent_value(schedule, loop))) if is_bytes else lanes
