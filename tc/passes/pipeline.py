@@ -35,6 +35,7 @@ from tc.passes.graph import (
     pack_matmul,
     place_on_host,
     prove_indices,
+    separate_attention,
     separate_windows,
     share_scales,
     simplify_graph,
@@ -82,7 +83,7 @@ REGISTERED = (
     *(byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
     *(integer_products, narrow_floats, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
-    *(separate_windows, transforms_as_products),
+    *(separate_attention, separate_windows, transforms_as_products),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(cut_borders, exchange_lanes, hoist_choices, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
@@ -122,6 +123,9 @@ SPLIT = "split_phases, simplify_splits"
 
 NARROW = "narrow_floats"
 """Where less than f32 is asked for: when idioms and attention are known by their shape in f32, and before layouts, which go by bytes."""
+
+SEPARATE = ", separate_attention"
+"""What has become a product of 16 bits runs where these are fastest."""
 
 LAY_OUT = "convert_layout"
 """Asks first: other layouts make other kernels."""
@@ -224,7 +228,7 @@ class Pipeline:
         return ", ".join(map(str, (*self.simplify, *self.narrow, *self.lay_out, *self.fuse, *self.lower, *self.place)))
 
 
-DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW, LAY_OUT, FUSE, LOWER)))
+DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW + SEPARATE, LAY_OUT, FUSE, LOWER)))
 STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, NARROW, STRICT_LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
 DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, NARROW, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
 DEVICE_STRICT = Pipeline(*map(parse_pipeline, (FLOATS + STRICT_ALGEBRA, NARROW, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
