@@ -248,9 +248,10 @@ def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: 
     x, w = tensors[0], tensors[1]
     assert x is not None and w is not None
     rank, block = len(attrs.strides), attrs.in_block
-    x = _padded(x, attrs.pads, rank, const(attrs.fill, x.dtype))
     out_type = types[0]
     sum_dtype = _accumulator(x.dtype)
+    is_plain = not block and not attrs.depthwise  # each element is read alone, for many channels: the copy has what they are multiplied in
+    x = _padded(x, attrs.pads, rank, const(attrs.fill, sum_dtype if is_plain and x.dtype.is_float else x.dtype))
     per_group = attrs.in_channels // attrs.groups
     terms = int(w.shape[-1].value) if _is_grouped(w.shape, attrs) else 1  # type: ignore[attr-defined]
     depth = -(-per_group // terms) * terms  # lanes past the end of x are multiplied by zeros
@@ -317,7 +318,7 @@ def _pointwise(
 
 
 def _padded(x: Tensor, pads: Sequence[int], rank: int, fill: Expr) -> Tensor:
-    """`x` with `fill` around its spatial axes (2 .. 2 + rank); itself when there are none."""
+    """`x` with `fill` around its spatial axes (2 .. 2 + rank), in the type of this; itself when there are none."""
     if not any(pads):
         return x
     begin, end = pads[:rank], pads[rank:]
@@ -332,7 +333,7 @@ def _padded(x: Tensor, pads: Sequence[int], rank: int, fill: Expr) -> Tensor:
             if condition is not None
         ]
         value = x[(*axes[:2], *inner, *axes[2 + rank :])]
-        return select(logical_and(*inside), value, fill)
+        return select(logical_and(*inside), cast(value, fill.dtype), fill)
 
     return te.compute((*x.shape[:2], *space, *x.shape[2 + rank :]), body, "conv_pad")
 
