@@ -11,7 +11,12 @@ from tc.codegen.llvm.clipped_round import as_clipped_round
 from tc.ir.dtype import DType, f32, i8, i16, int_range, u8, u16
 from tc.ir.expr import Cast, Expr, Var, call, cast, const, maximum, minimum
 from tc.ir.loop import PrimFunc
-from tests.ops.kernels import finish, run
+from tc.ops.quantize import packed_parameters
+from tc.ops.registry import get_op
+from tc.schedule.analysis import block_infos
+from tc.schedule.step import Schedule
+from tc.target import Target
+from tests.ops.kernels import finish, make_prim_func, run
 
 COUNT = 4099
 
@@ -65,6 +70,53 @@ def test_what_is_dequantized_at_once_is_the_same_number(less: int, dtype: DType,
         np.testing.assert_array_equal(found.view(np.uint32), (wanted + np.float32(0)).view(np.uint32))
 
 
+LANES = {"x86-64-v2": (8, 16), "x86-64-v3": (16, 32), "x86-64-v4": (32, 64)}
+"""Of two and of four vectors of f32."""
+
+
+@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize("dtype", [u8, i8], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.1, 1e-8, 1e30])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_vectors_that_are_narrowed_together_give_the_same_bytes(scale: float, dtype: DType, name: str, rng: np.random.Generator) -> None:
+    target, (low, high), x = target_named(name), int_range(dtype), values(rng, scale)
+    for zero, lanes in ((0, LANES[name][0]), (3, LANES[name][1]), (low, LANES[name][1]), (high, LANES[name][0])):
+        (found,) = run(finish(in_vectors(function(scale, zero, dtype), lanes)), [x], target=target)
+
+        wanted = np.round(x / np.float32(scale)) + np.float32(zero)
+        np.testing.assert_array_equal(found, np.nan_to_num(np.clip(wanted, low, high)).astype(dtype.numpy))
+
+
+@pytest.mark.parametrize("name", LANES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_so_do_those_whose_scale_is_data(name: str, rng: np.random.Generator) -> None:
+    target = target_named(name)
+    quantize = get_op("quantize_by")
+    for scale, zero in ((0.1, 128), (1 / 3, 0), (7.3, 255), (2.0**-50, 3)):
+        arrays = [values(rng, scale), packed_parameters(scale, zero, u8)]
+        for lanes in LANES[name]:
+            (found,) = run(finish(in_vectors(make_prim_func(quantize, arrays, {"dtype": u8}), lanes)), arrays, target=target)
+
+            wanted = np.clip(np.round(arrays[0] / np.float32(scale)) + np.float32(zero), 0, 255)
+            np.testing.assert_array_equal(found, np.nan_to_num(wanted).astype(np.uint8))
+
+
+def target_named(name: str) -> Target:
+    target = Target.parse(name)
+    if target.missing_here():
+        pytest.skip(f"this CPU lacks {', '.join(target.missing_here())}")
+    return target
+
+
+def in_vectors(func: PrimFunc, lanes: int) -> PrimFunc:
+    schedule = Schedule(func)
+    (name,) = (info.name for info in block_infos(func))
+    around, inside = schedule.split(schedule.loops_of(name)[-1], lanes)
+    schedule.vectorize(inside)
+    schedule.loop_partition(around)
+    return schedule.func
+
+
 def test_one_conversion_rounds_and_nothing_divides() -> None:
     x = tc.ir.types.tensor_type((64,), f32)
     b = tc.ops.build.GraphBuilder()
@@ -74,6 +126,7 @@ def test_one_conversion_rounds_and_nothing_divides() -> None:
     assembly = tc.lower(module, "asm", "x86-64-v4").as_text()
 
     assert "vcvtps2dq" in assembly and "vdivps" not in assembly and "vrndscale" not in assembly
+    assert "vpackuswb" in assembly and "vpmovusdb" not in assembly
 
 
 @pytest.mark.parametrize(("low", "high", "shift"), [(-1, 256, 0), (1, 255, 0), (0, 255, 0.5), (0.5, 255, 0)])

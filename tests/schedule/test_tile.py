@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tc.ir.dtype import i64
+from tc.ir.dtype import f32, i64
 from tc.ir.expr import Const, Var
+from tc.ir.loop import PrimFunc
+from tc.ir.types import DimFact
 from tc.schedule.rules.tile import (
     cut_and_peel,
     cut_overlapped,
     cut_tiles,
+    is_moved,
     is_peeled,
     loops_of_sum,
     lower_versions,
     up_to_peeled,
 )
 from tc.schedule.step import Schedule
+from tc.te import compute, create_prim_func, placeholder
 from tests.schedule.programs import assert_same, chain, matmul
 
 
@@ -81,3 +85,21 @@ def test_there_are_no_versions_for_a_known_number_of_rows() -> None:
     s = scheduled(12)
 
     assert lower_versions(s, ["mm"], lambda names: s.loops_of(names["mm"])[0], [8, 3]) == []
+
+
+def rolled(m: int | Var, is_whole: bool) -> PrimFunc:
+    """Rows of a copy, or the sum of two of them that may lie anywhere: of each all of it is made."""
+    x = placeholder((m, 8), f32, "x")
+    b = compute((m, 8), lambda i, j: x[i, j] * 2.0, "b")
+    c = compute((m, 8), lambda i, j: b[i * i % m, j] + b[i, j] if is_whole else b[i, j] + 1.0, "c")
+    return create_prim_func("f", [x], [c], [m] if isinstance(m, Var) else [], (DimFact(m, 1),) if isinstance(m, Var) else ())
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_nothing_is_made_in_each_iteration_that_grows_with_the_dims(is_whole: bool) -> None:
+    func = rolled(Var("m", i64), is_whole)
+    s = Schedule(func)
+
+    assert is_moved(s, "b", s.loops_of("c")[0]) is not is_whole
+    assert (len(s.trace.steps) == 0) is is_whole
+    assert_same(func, s, (5,))

@@ -25,7 +25,8 @@ class Packs:
         least; nothing is above all of them."""
         count = value.lanes // self.width
         wholes = [self._rounded(b, b.shuffled(value, value, range(k * self.width, (k + 1) * self.width))) for k in range(count)]
-        words = [self._shifted(b, self._call(b, self.to_words, *wholes[k : k + 2], "i16"), shift) for k in range(0, count, 2)]
+        pairs = [self._call(b, self.to_words, wholes[k], wholes[k + 1], "i16") for k in range(0, count, 2)]
+        words = [self._shifted(b, pair, shift) for pair in pairs]
         packed = self._call(b, self.to_signed if dtype is i8 else self.to_unsigned, words[0], words[-1], "i8")
         return self._in_order(b, packed, count)
 

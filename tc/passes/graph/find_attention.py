@@ -199,7 +199,8 @@ def _changed(call: Call, place: int, operand: Atom, attrs: dict[str, Any]) -> Ca
     return Call(call.op, args, tuple({**dict(call.attrs), **attrs}.items()), span=call.span)
 
 
-def _perm_of(attrs: Attrs, name: str, rank: int) -> tuple[int, ...]:
+def perm_of(attrs: Attrs, name: str, rank: int) -> tuple[int, ...]:
+    """The axes of an operand or of the result, by the name of the attribute, in the order that attention takes or gives them in."""
     perm = attrs[name]
     return tuple(range(rank)) if perm is None else tuple(perm)  # type: ignore[arg-type]
 
@@ -213,7 +214,7 @@ def _draw_in_transposes(b: GraphBuilder, m: Match) -> Atom | None:
         inner = source.args[0]
         rank = _type(inner).rank
         perm = full_attrs(source).perm or tuple(reversed(range(rank)))
-        outer = _perm_of(m.attrs("attention"), name, rank)
+        outer = perm_of(m.attrs("attention"), name, rank)
         return _call(b, _changed(call, place, inner, {name: tuple(perm[axis] for axis in outer)}))  # type: ignore[arg-type]
     return None
 
@@ -222,7 +223,7 @@ def _draw_in_result(b: GraphBuilder, m: Match) -> Atom | None:
     call = m.call("attention")
     rank = m.type_of("outer").rank
     perm = m.attrs("outer").perm or tuple(reversed(range(rank)))
-    inner = _perm_of(m.attrs("attention"), "out_perm", rank)
+    inner = perm_of(m.attrs("attention"), "out_perm", rank)
     attrs = {**dict(call.attrs), "out_perm": tuple(inner[axis] for axis in perm)}
     return _call(b, Call(call.op, call.args, tuple(attrs.items()), span=call.span))
 

@@ -15,12 +15,14 @@ from tc.ir.expr import Const, Expr, const
 from tc.ir.graph import Atom
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
+from tc.ir.x86_intrinsics import TILE_ROWS
 from tc.ops.attention import STEPS, group_size
 from tc.ops.build import GraphBuilder
+from tc.passes.graph.find_attention import perm_of
 from tc.passes.graph.pack_matmul import terms_of_halves
 from tc.passes.graph.rewrite import GraphRule, Match, any_, op, rewrite_module
 from tc.passes.manager import graph_pass
-from tc.schedule.rules.matrix_tiles import TILE_ROWS, terms_of_tile
+from tc.schedule.rules.matrix_tiles import terms_of_tile
 from tc.target import Target
 
 LEAST_SIDE = 2 * TILE_ROWS
@@ -53,12 +55,8 @@ def separation_rules(most_bytes: int) -> tuple[GraphRule, ...]:
 
 def _types(m: Match) -> list[TensorType]:
     """The operands as the products take them: after their transposes."""
-    attrs, found = m.attrs("attention"), []
-    for name in "qkv":
-        own = m.type_of(name)
-        perm = attrs[f"{name}_perm"]
-        found.append(own if perm is None else TensorType(tuple(own.shape[axis] for axis in perm), own.dtype))  # type: ignore[union-attr]
-    return found
+    given = [(m.type_of(name), perm_of(m.attrs("attention"), f"{name}_perm", m.type_of(name).rank)) for name in "qkv"]
+    return [TensorType(tuple(own.shape[axis] for axis in perm), own.dtype) for own, perm in given]
 
 
 def _sharing(q: TensorType, others: Sequence[TensorType]) -> int | None:
@@ -82,7 +80,7 @@ def _pays(m: Match, most_bytes: int) -> bool:
 
 def _products(b: GraphBuilder, m: Match) -> Atom:
     call, attrs, (q_type, k_type, v_type) = m.call("attention"), m.attrs("attention"), _types(m)
-    own = {name: tuple(attrs[f"{name}_perm"] or range(q_type.rank)) for name in ("q", "k", "v", "out")}
+    own = {name: perm_of(attrs, f"{name}_perm", q_type.rank) for name in ("q", "k", "v", "out")}
     *lead, rows, depth = q_type.shape
     columns, width, group = k_type.shape[-2], v_type.shape[-1], _sharing(q_type, (k_type, v_type)) or 1
     *outer, heads = lead or [const(1)]
@@ -128,5 +126,5 @@ def _example(b: GraphBuilder) -> Atom:
     shapes = {"q": (2, 40, 4, 8), "k": (2, 33, 2, 8), "v": (2, 33, 2, 16)}
     q, k, v = (b.param(name, tensor_type(shape, bf16)) for name, shape in shapes.items())
     mask = b.param("mask", tensor_type((2, 1, 1, 33), f32))
-    perms = dict.fromkeys(("q_perm", "k_perm", "v_perm", "out_perm"), (0, 2, 1, 3))
-    return b.call("attention", q, k, v, mask, steps=("add",), **perms)
+    perm = (0, 2, 1, 3)
+    return b.call("attention", q, k, v, mask, steps=("add",), q_perm=perm, k_perm=perm, v_perm=perm, out_perm=perm)

@@ -66,7 +66,9 @@ def _dequantize(b: GraphBuilder, m: Match) -> Atom | None:
 def _undoes_literals(m: Match, found: Quantized) -> bool:
     """Whether what is dequantized was quantized to a zero point that stays a literal: the same here, it is neither added nor subtracted."""
     call = m.call_of(found.value)
-    to = None if call is None or call.op != "quantize_linear" else quantized_to(call, found.value)
+    if call is None or call.op != "quantize_linear":
+        return False
+    to = quantized_to(call, found.value)
     return to is not None and to.axis is None and to.zero == found.zero and not _becomes_data(m, call, to)
 
 

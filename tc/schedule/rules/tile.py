@@ -146,10 +146,12 @@ def is_moved(schedule: Schedule, block: str, loop: str) -> bool:
     dims, as where all of it is made in each iteration."""
     before = _many_times(schedule, block)
 
-    def move() -> str | None:
+    def move() -> str:
         schedule.compute_at(block, loop)
         after = _many_times(schedule, block)
-        return block if after[1] * before[0] < MOST_GROWTH * after[0] * before[1] else None
+        if after[1] * before[0] >= MOST_GROWTH * after[0] * before[1]:
+            raise ScheduleError(f"{block} is made anew in each iteration of {loop}")
+        return block
 
     return schedule.attempt(move) is not None
 
