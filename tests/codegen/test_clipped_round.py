@@ -21,15 +21,15 @@ from tests.ops.kernels import finish, make_prim_func, run
 COUNT = 4099
 
 
-def quantized(x: Expr, scale: float, zero: int, dtype: DType) -> Expr:
-    low, high = int_range(dtype)
+def quantized(x: Expr, scale: float, zero: int, dtype: DType, bounds: tuple[int, int] | None = None) -> Expr:
+    low, high = bounds or int_range(dtype)
     value = call("round", x / const(scale, f32)) + const(zero, f32)
     return cast(maximum(minimum(value, const(high, f32)), const(low, f32)), dtype)
 
 
-def function(scale: float, zero: int, dtype: DType) -> PrimFunc:
+def function(scale: float, zero: int, dtype: DType, bounds: tuple[int, int] | None = None) -> PrimFunc:
     x = te.placeholder((COUNT,), f32, "x")
-    return te.create_prim_func("f", (x,), (te.compute((COUNT,), lambda i: quantized(x[i], scale, zero, dtype), "y"),))
+    return te.create_prim_func("f", (x,), (te.compute((COUNT,), lambda i: quantized(x[i], scale, zero, dtype, bounds), "y"),))
 
 
 def values(rng: np.random.Generator, scale: float) -> np.ndarray:
@@ -84,6 +84,18 @@ def test_vectors_that_are_narrowed_together_give_the_same_bytes(scale: float, dt
         (found,) = run(finish(in_vectors(function(scale, zero, dtype), lanes)), [x], target=target)
 
         wanted = np.round(x / np.float32(scale)) + np.float32(zero)
+        np.testing.assert_array_equal(found, np.nan_to_num(np.clip(wanted, low, high)).astype(dtype.numpy))
+
+
+@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize(("dtype", "low", "high"), [(i8, -127, 127), (i8, -8, 7), (u8, 0, 127), (u8, 0, 15)], ids=str)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_bounds_narrower_than_the_type_hold(dtype: DType, low: int, high: int, name: str, rng: np.random.Generator) -> None:
+    target, x = target_named(name), values(rng, 0.1)
+    for zero, lanes in ((0, LANES[name][0]), (3, LANES[name][1])):
+        (found,) = run(finish(in_vectors(function(0.1, zero, dtype, (low, high)), lanes)), [x], target=target)
+
+        wanted = np.round(x / np.float32(0.1)) + np.float32(zero)
         np.testing.assert_array_equal(found, np.nan_to_num(np.clip(wanted, low, high)).astype(dtype.numpy))
 
 

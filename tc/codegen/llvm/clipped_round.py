@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value, llvm_type, mangled
-from tc.codegen.llvm.byte_packs import Packs, packs_for
-from tc.ir.dtype import DType, f32, int_range
+from tc.codegen.llvm.byte_packs import packs_for
+from tc.ir.dtype import DType, f32, i8, int_range
 from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min, Sub
 
 LEAST_DIVISOR, MOST_DIVISOR = 2.0**-60, 2.0**60
@@ -91,9 +91,10 @@ def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: 
     if isinstance(found.shift, Expr):
         return _shifted(b, found, value_of)
     value = value_of(found.value)
-    packs = _packs_for(b, found, value)
+    packs = packs_for(b, value) if found.dtype.bits == 8 else None
     if packs is not None:
-        return packs.to_bytes(b, _steps(b, found, value, saturates=True), int_value(found.shift, "i32"), found.dtype)
+        made = packs.to_bytes(b, _steps(b, found, value, saturates=True), int_value(found.shift, "i32"), found.dtype)
+        return _within(b, made, found)
     whole = _rounded(b, _steps(b, found, value))
     if found.shift:
         whole = b.add(whole, b.int(found.shift, whole))
@@ -111,8 +112,12 @@ def emit_clipped_float(builder: FunctionBuilder, found: ClippedRound, value_of: 
     return b.binary("fadd", whole, b.float(float(found.shift - less), whole))  # no zero stays negative
 
 
-def _packs_for(b: FunctionBuilder, found: ClippedRound, value: Value) -> Packs | None:
-    return packs_for(b, value) if found.dtype.bits == 8 and int_range(found.dtype) == (found.low, found.high) else None
+def _within(b: FunctionBuilder, made: Value, found: ClippedRound) -> Value:
+    """Bytes within bounds that are narrower than their type's."""
+    sign, (least, most) = "s" if found.dtype is i8 else "u", int_range(found.dtype)
+    if found.low > least:
+        made = b.intrinsic(f"{sign}max", made, b.int(found.low, made))
+    return b.intrinsic(f"{sign}min", made, b.int(found.high, made)) if found.high < most else made
 
 
 def _steps(b: FunctionBuilder, found: ClippedRound, value: Value, saturates: bool = False) -> Value:
@@ -139,10 +144,10 @@ def _shifted(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr],
     assert isinstance(found.value, MathCall) and isinstance(found.shift, Expr), "as as_clipped_round finds it"
     x, divisor, inverse, low, high = b.unify(*map(value_of, found.value.args))
     shift = value_of(found.shift)
-    packs = _packs_for(b, found, x)
+    packs = packs_for(b, x) if found.dtype.bits == 8 else None
     if packs is not None and not shift.lanes:  # what is too low for the quotient gives the least number, and so does NaN
         value = emit_quotient(b, _at_most(b, x, high), divisor, inverse)
-        return packs.to_bytes(b, value, b.convert("fptosi", shift, "i32"), found.dtype)
+        return _within(b, packs.to_bytes(b, value, b.convert("fptosi", shift, "i32"), found.dtype), found)
     value, shift = b.unify(emit_bounded_quotient(b, x, divisor, inverse, low, high), shift)
     whole = b.add(_rounded(b, value), b.convert("fptosi", shift, "i32"))
     for name, end in (("smax", found.low), ("smin", found.high)):

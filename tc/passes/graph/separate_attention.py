@@ -34,7 +34,7 @@ NEAR_SCORES = 8
 
 @graph_pass
 def separate_attention(module: IRModule, *, lanes: int = 16, target: Target | None = None) -> IRModule:
-    """Spell out attention of bf16 where `target` has tile registers; see SEPARATION_RULES."""
+    """Spell out attention of bf16 where `target` has tile registers; see `separation_rules`."""
     if target is None or target.device is not None or terms_of_halves(lanes, target) != terms_of_tile(bf16):
         return module
     return rewrite_module(module, separation_rules(NEAR_SCORES * target.l2_bytes))
