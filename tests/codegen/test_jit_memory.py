@@ -49,11 +49,13 @@ def work(rounds: range) -> None:
 def test_compiling_and_linking_leave_no_memory_behind() -> None:
     """llvmlite never freed a pass pipeline: 56 KB for every kernel."""
     work(range(50))
-    before = resident_bytes()
+    grown = []
+    for first in (50, 150, 250):  # what the process sets aside once is no leak
+        before = resident_bytes()
+        work(range(first, first + 100))
+        grown.append(resident_bytes() - before)
 
-    work(range(50, 150))
-
-    assert resident_bytes() - before < 300 * 10_000
+    assert min(grown) < 300 * 10_000
 
 
 @pytest.mark.skipif(heap_bytes() == 0, reason="the C library does not say what is allocated")

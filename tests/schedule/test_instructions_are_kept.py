@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from tc.ir.node import walk
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.target import Target
 from tests.frontend.models import make_model, node
+from tests.frontend.test_onnx_weights import PRODUCTS
 from tests.golden_files import TARGETS
 
 CHANNELS = [1, 3, 8, 16, 17, 24, 32, 33, 40, 64, 96, 100, 128, 144, 256]
@@ -84,3 +86,11 @@ def test_rows_that_are_whole_tiles_run_on(width: int) -> None:
     used = check_all_are_kept(convolution_of([1, 32, 16, width], 16), TARGETS["amx"])
 
     assert any(name.startswith("tile_dot") for name in used)
+
+
+@pytest.mark.parametrize("number", range(len(PRODUCTS)))
+@pytest.mark.parametrize("accuracy", [0, 4])
+def test_products_of_blocks_of_few_bits(number: int, accuracy: int) -> None:
+    product = dataclasses.replace(PRODUCTS[number], level=accuracy)
+
+    check_all_are_kept(product.model(), TARGETS["amx"])

@@ -135,14 +135,14 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False, t
     """The instruction for a sum of products of small integers, or of bf16, each exact in its types; None where none fits the loops.
 
     Terms of one operand must follow each other along the one reduction axis, or along the channels of a convolution whose weights are
-    packed. `strict`: floats are to be rounded one by one. `tiles`: it may be one on tile registers.
+    packed. `strict`: floats are to be rounded one by one. `tiles`: it may be one on tile registers, which make no sums of parts.
     """
     columns = contraction.columns
     is_packed, is_matrix = groups_of_terms(contraction) > 0, len(contraction.depth) == 1 and len(columns) == 1
     shape_fits = (is_packed or is_matrix) and contraction.info.spatial_axes[-1:] == columns[-1:]
     if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
         return None
-    on_tiles = choose_tiles(contraction, target, strict) if tiles and is_matrix else None
+    on_tiles = choose_tiles(contraction, target, strict) if tiles and is_matrix and not contraction.parts else None
     if on_tiles is not None and (not is_packed or on_tiles.takes_rhs_in_place(contraction)):
         return on_tiles
     for name, lhs, rhs in fitting_instructions(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
