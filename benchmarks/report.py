@@ -201,6 +201,7 @@ def store_rows(file: Path, number: int, rows: Sequence[Any]) -> None:
 
 
 def replace_file(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)  # minutes of measuring are not to be lost for want of a folder
     partial = file.with_suffix(file.suffix + ".partial")
     partial.write_text(text)
     os.replace(partial, file)
