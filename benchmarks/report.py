@@ -196,7 +196,6 @@ def load_rows(file: Path, expected: int) -> list[dict[str, Any]]:
 
 def store_rows(file: Path, number: int, rows: Sequence[Any]) -> None:
     """Write dataclasses as the rows of a table in the format of this number, into a folder that need not be there."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, json.dumps({"format": number, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
