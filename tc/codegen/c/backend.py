@@ -29,6 +29,9 @@ _X86_FLAGS = (
 )
 """Features that a compiler of C makes use of by itself, under its names and LLVM's."""
 
+_ROOM = "static long tc_room __attribute__((used));"
+"""What lets the linker keep an object in one piece: see `tc.codegen.llvm.jit`."""
+
 COMPILERS = ("gcc", "clang", "cc")
 
 
@@ -73,7 +76,7 @@ def _compile(texts: Sequence[str], target: Target) -> list[bytes]:
         folder = Path(name)
         files = [f"kernel{number}.c" for number in range(len(texts))]
         for file, text in zip(files, texts, strict=True):
-            (folder / file).write_text(text, encoding="utf-8")
+            (folder / file).write_text(f"{text}\n{_ROOM}\n", encoding="utf-8")
         command = [*find_compiler(), *OPTIONS, *machine_options(target), "-c", *files]
         try:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
