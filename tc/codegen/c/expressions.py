@@ -1,7 +1,7 @@
 """Values of expressions as C: numbers, or vectors where they depend on the vectorized loop; loads and stores.
 
-`x + a * b` is one fused multiply-add, unless numerics are strict; differences are not, as in LLVM IR. What is written reads like the
-loops: an index is the sum that it is, and the C compiler finds what accesses share.
+`x + a * b` is one fused multiply-add where it is one in LLVM IR; differences are not. What is written reads like the loops: an index is
+the sum that it is, and the C compiler finds what accesses share.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tc.codegen.c.names import Names
 from tc.codegen.c.packed import packed_load, packed_store
 from tc.codegen.c.scalars import AS_BITS, BITWISE, PRODUCT, UNARY, CValue, Scalars, c_type, literal
 from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, LanePlace, Vectors, apart, at, from_
+from tc.codegen.dequantized import adds_dequantized
 from tc.codegen.llvm.addresses import offset_of
 from tc.codegen.llvm.packed import is_packed
 from tc.codegen.llvm.places import Lane
@@ -210,7 +211,7 @@ class ExpressionWriter:
         return True
 
     def _float_arithmetic(self, expr: BinaryExpr) -> CValue:
-        fused = expr.dtype.bits >= 32 and not self.strict
+        fused = expr.dtype.bits >= 32 and not self.strict and not adds_dequantized(expr)
         match expr:
             case Add(lhs=Mul(lhs=x, rhs=y), rhs=other) | Add(lhs=other, rhs=Mul(lhs=x, rhs=y)) if fused:
                 return self.fused(self.value(x), self.value(y), self.value(other))

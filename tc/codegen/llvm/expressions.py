@@ -1,14 +1,15 @@
 """Values of expressions: scalars, or vectors where they depend on the vectorized loop.
 
-`x + a * b` is one fused multiply-add, unless numerics are strict. Differences are not: what is taken from a product may have been
-rounded from that product (the maximum of a softmax, a floor), and what is left of equal numbers is zero. No other float operation is
-reassociated.
+`x + a * b` is one fused multiply-add, unless numerics are strict or dequantized numbers are added. Differences are not: what is taken
+from a product may have been rounded from that product (the maximum of a softmax, a floor), and what is left of equal numbers is zero. No
+other float operation is reassociated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tc.codegen.dequantized import adds_dequantized
 from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.clipped_round import as_clipped_round, as_dequantized, emit_clipped_float, emit_clipped_round
@@ -208,7 +209,7 @@ class ExpressionEmitter(MemoryEmitter):
 
     def _float_binary(self, expr: BinaryExpr) -> Value:
         builder = self.b
-        fused = expr.dtype.bits >= 32 and not self.strict
+        fused = expr.dtype.bits >= 32 and not self.strict and not adds_dequantized(expr)
         match expr:
             case Add(lhs=Mul(lhs=x, rhs=y), rhs=other) if fused:
                 return builder.fma(*builder.unify(self.value(x), self.value(y), self.value(other)))
