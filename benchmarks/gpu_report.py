@@ -67,12 +67,13 @@ def write(name: Path, results: Results, rows: Iterable[str]) -> None:
 def _markdown(results: Results, rows: Sequence[str], known: Mapping[str, float]) -> list[str]:
     lines = ["# On a GPU", "", *_facts(results), ""]
     lines += ["Ratios are a peer's time over tc's, pair by pair: the median and the quartiles. Above 1 tc is faster.", ""]
-    lines += ["| row | result | of measured peak | of measured bandwidth | when |", "|---|---|---|---|---|"]
+    lines += ["| row | result | of measured peak | of measured bandwidth | device | when |", "|---|---|---|---|---|---|"]
     for row in rows:
         found = results.get(row, {})
         parts = fractions(found, known)
         cells = [f"{parts[key]:.2f}" if key in parts else "" for key in ("peak", "bandwidth")]
-        lines.append(f"| {row} | {in_short(found) if found else 'not measured'} | {cells[0]} | {cells[1]} | {found.get('when', '')} |")
+        cells += [found.get("facts", {}).get("device", ""), found.get("when", "")]
+        lines.append(f"| {row} | {in_short(found) if found else 'not measured'} | {' | '.join(cells)} |")
     return lines
 
 

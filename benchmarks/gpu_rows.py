@@ -280,6 +280,8 @@ def measure_model(name: str, peers: Sequence[str], settings: Settings, tune: str
     arrays = half.random_inputs(model, what.fill)
     values, wait = on_device(arrays, settings)
     module = compiled(model, settings, tune)
+    if not set(WORDS).isdisjoint(peers):  # else what differs between models is dynamic to torch, and at the ninth it gives up compiling
+        cuda_torch().compiler.reset()
     bench = Bench({"tc": lambda: module(*values)}, wait)
     if tune is not None:
         untuned = compiled(model, settings)
@@ -289,15 +291,17 @@ def measure_model(name: str, peers: Sequence[str], settings: Settings, tune: str
     return timed(bench) | {"flops": what.flops, "bytes": what.bytes}
 
 
+_TORCH_MODES = {"max": "max-autotune", "graphs": "reduce-overhead", "compile": None}
+
+
 def _torch_model(mode: str, name: str, model: onnx.ModelProto, values: list[Any]) -> Callable[[], object]:
     torch = cuda_torch()
     module, inputs = torch_module(model, "cuda"), list(values)
     if mode == "max":
         module = module.to(memory_format=torch.channels_last)
         inputs = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in inputs]
-        module = torch.compile(module, mode="max-autotune")
-    elif mode in ("compile", "graphs"):
-        module = torch.compile(module, mode="reduce-overhead" if mode == "graphs" else None)
+    if mode != "eager":
+        module = torch.compile(module, mode=_TORCH_MODES[mode], fullgraph=True, dynamic=False)
 
     def call() -> object:
         with torch.inference_mode():
