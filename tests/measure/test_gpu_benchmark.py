@@ -106,7 +106,7 @@ def test_parts_of_peaks_stand_only_beside_what_was_measured(tmp_path: Path) -> N
     assert gpu_report.fractions(row, gpu_report.peaks({"peak/copy": copy})) == {"bandwidth": 0.5}
     lines = (tmp_path / "R.md").read_text().splitlines()
     assert "| kernel/add | tc 2 ms, 1.10x [1.00, 1.20] copy |  | 0.50 |  |  |" in lines
-    assert "| kernel/softmax | not measured |  |  |  |" in lines
+    assert "| kernel/softmax | not measured |  |  |  |  |" in lines
 
 
 def test_every_model_and_kernel_has_rows_and_settings_travel_as_text() -> None:
