@@ -178,9 +178,11 @@ class _Switcher:
             bindings.append(replace(binding, value=value))
             return
         role = self.narrowing.role(binding)
-        if role is Role.PRODUCT:
-            count = len(factors_of(value))
-            value = replace(value, args=tuple(self._rounded(a, state, bindings) if k < count else a for k, a in enumerate(value.args)))
+        if role in (Role.PRODUCT, Role.DECODED):
+            rounds = [self.narrowing.rounds(factor) for factor in factors_of(binding.value)]  # type: ignore[arg-type]
+            rounds += [False] * (len(value.args) - len(rounds))
+            args = (self._rounded(a, state, bindings) if is_rounded else a for a, is_rounded in zip(value.args, rounds, strict=True))
+            value = replace(value, args=tuple(args))
         bindings.append(replace(binding, value=value))
         for target in binding.targets:
             if target in self.narrowing.stored:  # what is moved: the numbers that are taken of a large table, not all of it

@@ -84,7 +84,7 @@ def prepare_in(model: PreparedModel, precision: PrecisionRequest, watch: Stopwat
 
 def _candidates(model: PreparedModel, narrowing: Narrowing) -> list[tuple[int, Binding]]:
     """The operations that are narrowed, with their places."""
-    moved = (Role.PRODUCT, Role.STORE)
+    moved = (Role.PRODUCT, Role.DECODED, Role.STORE)
     return [
         (place, binding)
         for place, binding in enumerate(calls_of(model.graph))

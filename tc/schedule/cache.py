@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, bounds
-from tc.ir.dtype import ALL_DTYPES, DType, bf16, f16, f32, f64, i64, int_range
+from tc.ir.dtype import ALL_DTYPES, DType, bf16, f16, f32, f64, i64, int_range, parse_dtype
 from tc.ir.expr import TRUE, Buffer, Cast, Expr, Load, Sub, Var, cast, const, select
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, Store, seq
 from tc.ir.node import Node, replace, substitute, transform, walk
@@ -24,6 +24,7 @@ from tc.schedule.tree import (
     loop_var,
     reads_at,
     replace_stmt,
+    with_scratch,
     writers_of,
 )
 
@@ -58,7 +59,7 @@ def cache_read(func: PrimFunc, block: str, buffer: str, scope: str = "global", l
     rebuilt = replace_stmt(func, place, cached)
     before = _before(rebuilt, find_block(rebuilt, block), source)
     rebuilt = replace_stmt(rebuilt, before, seq(copy, before.stmt))
-    return replace(rebuilt, body=Alloc(scratch, rebuilt.body))
+    return with_scratch(rebuilt, find_block(rebuilt, block), scratch)
 
 
 def cache_operand(func: PrimFunc, block: str, side: str, dtype: str, scope: str = "global") -> PrimFunc:
@@ -102,7 +103,11 @@ def cache_operand(func: PrimFunc, block: str, side: str, dtype: str, scope: str 
     rebuilt = replace_stmt(func, place, cached)
     before = _before(rebuilt, find_block(rebuilt, block), load.buffer)
     rebuilt = replace_stmt(rebuilt, before, seq(copy, before.stmt))
-    return replace(rebuilt, body=Alloc(scratch, rebuilt.body))
+    return with_scratch(rebuilt, find_block(rebuilt, block), scratch)
+
+
+_LARGEST_INTEGER = {"bf16": 1 << 8, "f16": 1 << 11}
+"""Up to which floats of 16 bits hold all integers."""
 
 
 def narrowed(value: Expr, dtype: str) -> Expr | None:
@@ -112,6 +117,9 @@ def narrowed(value: Expr, dtype: str) -> Expr | None:
         inner = inner.operand
     if inner.dtype.name == dtype:
         return inner
+    if isinstance(inner, Cast) and inner.dtype.is_float and inner.operand.dtype.is_int and dtype in _LARGEST_INTEGER:
+        low, high = int_range(inner.operand.dtype)
+        return cast(inner.operand, parse_dtype(dtype)) if max(-low, high) <= _LARGEST_INTEGER[dtype] else None
     wanted = next((each for each in ALL_DTYPES if each.name == dtype and each.is_int), None)
     if wanted is None or not value.dtype.is_int:
         return None

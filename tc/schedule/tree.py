@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, takewhile
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
@@ -234,6 +234,14 @@ def map_blocks(stmt: Stmt, rewrite: Callable[[Block], Stmt], bare: Callable[[Stm
             otherwise = None if else_body is None else map_blocks(else_body, rewrite, bare)
             return replace(stmt, then_body=map_blocks(then_body, rewrite, bare), else_body=otherwise)
     return bare(stmt)
+
+
+def with_scratch(func: PrimFunc, place: Place, buffer: Buffer) -> PrimFunc:
+    """Allocate a buffer for a block and for what precedes its loops: in its version of the program, if there are several."""
+    path = (*place.path, place.stmt)
+    versions = [depth for depth, stmt in enumerate(takewhile(lambda stmt: not isinstance(stmt, For), path)) if isinstance(stmt, If)]
+    depth = versions[-1] + 1 if versions else 0
+    return replace_stmt(func, Place(path[depth], path[:depth]), Alloc(buffer, path[depth]))
 
 
 def without_alloc(func: PrimFunc, buffer: Buffer) -> PrimFunc:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tc
 from tc.interp import run_named
-from tc.ir.dtype import bf16, f16, f32, i64
+from tc.ir.dtype import DType, bf16, f16, f32, i64
 from tc.ir.expr import Var
 from tc.ir.graph import Atom, Call, TensorVar, all_bindings
 from tc.ir.module import IRModule
@@ -138,15 +138,19 @@ def test_products_of_one_term_and_kept_ones_stay_f32_and_say_why() -> None:
     ]
 
 
-def test_weights_of_fewer_bits_are_multiplied_as_they_are() -> None:
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_weights_of_fewer_bits_are_multiplied_as_they_are(dtype: DType) -> None:
     b = GraphBuilder()
     w = np.random.default_rng(0).integers(-128, 128, (64, 64)).astype(np.int8)
     scaled = b.call("dequantize_linear", b.const(w), b.const(np.float32(0.01)), None)
     module = module_of(b, b.call("matmul", x_of(b, 4, 64), scaled))
 
-    (found,) = [each for each in choose_narrowing(module, BF16).describe(module) if each.op == "matmul"]
+    (found,) = [each for each in choose_narrowing(module, Precision(dtype)).describe(module) if each.op == "matmul"]
+    narrowed = narrow_floats(module, precision=Precision(dtype))
 
-    assert found.computed == "f32" and "fewer bits" in found.why
+    assert (found.computed, found.why) == (("bf16", "") if dtype is bf16 else ("f32", "its weights have fewer bits already"))
+    calls = [binding.value.op for binding in narrowed.main.bindings if isinstance(binding.value, Call)]
+    assert calls == ["dequantize_linear", *(["narrow", "cast"] if dtype is bf16 else []), "matmul"]
 
 
 def test_bodies_of_branches_and_loops() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -110,6 +111,18 @@ def test_any_number_of_rows_of_one_module(dtype: DType) -> None:
         assert y.shape == (rows, 80)
         case.check(y, x)
         np.testing.assert_array_equal(y, two(x))
+
+
+@pytest.mark.parametrize("is_symbolic", [False, True], ids=("static", "symbolic"))
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_bf16_rounds_what_the_weights_are_multiplied_with_and_not_them(number: int, is_symbolic: bool) -> None:
+    depth, columns, dtype, block, rows = CASES[number]
+    case = Case(number, depth, columns, dtype, block, number % 2 == 0, axis_scale="column")
+    module = tc.compile(case.model("rows" if is_symbolic else rows), precision="bf16", threads=1)
+    for count in (0, 1, 15, 16, 40) if is_symbolic else (rows,):
+        x = np.random.default_rng(number).standard_normal((count, depth)).astype(np.float32)
+
+        case.check(module(x), x.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
 def test_blocks_that_are_no_words_stay_dequantized() -> None:

@@ -99,10 +99,13 @@ class Module:
         self.declarations.setdefault(name, f"declare {result} @{name}({', '.join(params)}) {attributes}".rstrip())
 
     def constant(self, name: str, content: bytes) -> str:
-        """Memory that is only read, from the start of a line of the cache, defined once; returns its address."""
+        """Memory that is only read, from the start of a line of the cache, defined once for each content; returns its address."""
         text = "".join(f"\\{byte:02X}" for byte in content)
-        self.declarations.setdefault(name, f'@{name} = private unnamed_addr constant [{len(content)} x i8] c"{text}", align 64')
-        return f"@{name}"
+        defined = f'private unnamed_addr constant [{len(content)} x i8] c"{text}", align 64'
+        names = (name, *(f"{name}.{number}" for number in range(1, len(self.declarations) + 1)))
+        own = next(each for each in names if self.declarations.get(each, f"@{each} = {defined}") == f"@{each} = {defined}")
+        self.declarations[own] = f"@{own} = {defined}"
+        return f"@{own}"
 
     def add_metadata(self, text: str) -> str:
         """A new metadata node; returns its reference."""

@@ -1,8 +1,9 @@
 """Loads and stores of elements that share bytes: integers of four bits and of two, and floats of four, in the memory of tensors.
 
-A vector of neighbours is read as whole bytes, once for each place within a byte that a lane may have, and interleaved; nothing is read
-but bytes that hold an element wanted. Stores write whole bytes where all of their elements are theirs, and else change the bits of one
-element after the other: at once, as other threads see it, where a neighbour may be another thread's.
+A vector of neighbours is read as whole bytes, once for each place within a byte that a lane may have, and interleaved; one of the same
+place in each byte is these bytes. Nothing is read but bytes that hold an element wanted. Stores write whole bytes where all of their
+elements are theirs, and else change the bits of one element after the other: at once, as other threads see it, where a neighbour may be
+another thread's.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class PackedPlace:
     def is_contiguous(self) -> bool:
         return self.varying is None and self.lane is not None and self.lane.known == 1
 
+    def is_one_of_each_byte(self, dtype: DType) -> bool:
+        """Whether lanes are at the same place of bytes that follow each other."""
+        return self.varying is None and self.lane is not None and self.lane.known == dtype.per_byte
+
     @property
     def is_scalar(self) -> bool:
         return self.varying is None and (self.lane is None or self.lane.known == 0)
@@ -84,6 +89,11 @@ def load_packed(emitter: ByteAccess, buffer: Buffer, place: PackedPlace) -> Valu
         pointer, shift = _byte(emitter, buffer, place, 0)
         return extended(b, _shifted(b, "lshr", emitter.scalar_load(buffer, pointer), shift), dtype)
     lanes = emitter.num_lanes
+    if place.is_one_of_each_byte(dtype):
+        pointer, shift = _byte(emitter, buffer, place, 0)
+        mask = emitter.mask
+        bytes_ = emitter.whole_load(buffer, pointer, lanes) if mask is None else emitter.masked_load(buffer, pointer, b.splat(mask, lanes))
+        return extended(b, _shifted(b, "lshr", bytes_, shift), dtype)
     if not place.is_contiguous or lanes % dtype.per_byte:
         return _gathered(emitter, buffer, place)
     parts = []

@@ -67,6 +67,8 @@ class _Rewriter:
         role = self.narrowing.role(binding)
         if role is Role.PRODUCT:
             self._product(binding)
+        elif role is Role.DECODED:
+            self._decoded_product(binding)
         elif role is Role.MOVE:
             self._move(binding)
         else:
@@ -132,6 +134,16 @@ class _Rewriter:
         wide = self._bind(widening, _narrow_type(target, f32), target.name, binding.span)
         added = Call("add", (wide, self._per_channel(bias, target, binding.span)), span=binding.span)
         self._define(binding, added)
+
+    def _decoded_product(self, binding: Binding) -> None:
+        """Factors rounded to 16 bits and cast back, which kernels take in; what is made of fewer bits is as it is."""
+        call = binding.value
+        assert isinstance(call, Call)
+        known = {atom: self._wide(atom, binding.span) for atom in dict.fromkeys(atoms_of(call))}
+        for factor in filter(self.narrowing.rounds, factors_of(call)):
+            low = self._narrowed(factor)
+            known[factor] = self._bind(Call("cast", (low,), (("dtype", f32),)), _narrow_type(factor, f32), "rounded", binding.span)
+        self._define(binding, _with_operands(call, known))
 
     def _per_channel(self, bias: Atom, target: TensorVar, span: Span | None) -> Atom:
         """A bias [c] as it is added to [n, c, *space]."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
-from tc.ir.dtype import DType, f32
+from tc.ir.dtype import DType, bf16, f32
 from tc.ir.expr import BinaryExpr, Cast, Const, MathCall, Max
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, all_bindings, atoms_of
 from tc.ir.module import IRModule
@@ -55,6 +55,7 @@ class Role(Enum):
     """What an operation does with its operands of f32."""
 
     PRODUCT = "sums products of 16-bit operands in f32"
+    DECODED = "the same, with weights of fewer bits as they are"
     MOVE = "moves elements of 16 bits"
     STORE = "computes in f32 and stores 16 bits"
     KEEP = "f32"
@@ -79,15 +80,20 @@ class NodePrecision:
 
 @dataclass
 class Narrowing:
-    """The roles of the calls of a module, and the values that are stored in 16 bits."""
+    """The roles of the calls of a module, the values that are stored in 16 bits, and the factors that are made of weights of fewer bits."""
 
     dtype: DType
+    decoded: set[Atom] = field(default_factory=set)
     roles: dict[Binding, Role] = field(default_factory=dict)
     stored: set[TensorVar] = field(default_factory=set)
     why: dict[Binding, str] = field(default_factory=dict)
 
     def role(self, binding: Binding) -> Role:
         return self.roles.get(binding, Role.KEEP)
+
+    def rounds(self, factor: Atom) -> bool:
+        """Whether products that have a role round this factor."""
+        return factor not in self.decoded
 
     def describe(self, module: IRModule) -> tuple[NodePrecision, ...]:
         """Every operation on floats of f32, in order."""
@@ -96,7 +102,7 @@ class Narrowing:
     def _described(self, binding: Binding) -> NodePrecision:
         assert isinstance(binding.value, Call)
         role, narrow = self.role(binding), self.dtype.name
-        computed = narrow if role in (Role.PRODUCT, Role.MOVE) else "f32"
+        computed = narrow if role in (Role.PRODUCT, Role.DECODED, Role.MOVE) else "f32"
         is_stored = any(target in self.stored for target in binding.targets)
         nodes = () if binding.span is None else binding.span.nodes
         return NodePrecision(nodes, binding.value.op, computed, narrow if is_stored else "f32", self.why.get(binding, ""))
@@ -156,7 +162,8 @@ class _Chooser:
             if not all(map(_is_f32, factors)):
                 return
             reason = next((why for factor in factors if (why := _loses(factor, self.found.dtype))), None)
-            if reason is None and any(map(self._is_decoded, factors)):
+            decoded = [factor for factor in factors if self._is_decoded(factor)]
+            if reason is None and decoded and self.found.dtype is not bf16:  # there are no instructions for them
                 reason = "its weights have fewer bits already"
             if reason is None and any(target in self.angles for target in binding.targets):
                 reason = "angles: a sine or cosine is made of what is left of them after whole turns"
@@ -165,8 +172,9 @@ class _Chooser:
             if reason is not None:
                 self.found.why[binding] = reason
                 return
-            self.found.roles[binding] = Role.PRODUCT
-            self.wanted.update(factors)
+            self.found.roles[binding] = Role.DECODED if decoded else Role.PRODUCT
+            self.found.decoded.update(decoded)
+            self.wanted.update(factor for factor in factors if factor not in decoded)
             return
         if get_op(call.op).periodic or any(target in self.angles for target in binding.targets):
             self.angles.update(atom for atom in call.args if atom is not None and _is_f32(atom))
@@ -179,7 +187,7 @@ class _Chooser:
         call = binding.value
         if not isinstance(call, Call) or binding in self.found.why or not is_of_floats(binding):
             return
-        if self.found.role(binding) is Role.PRODUCT:
+        if self.found.role(binding) in (Role.PRODUCT, Role.DECODED):
             self._store(binding.targets)
         elif binding in self.movers and self._is_moved_narrow(call, binding.targets):
             self.found.roles[binding] = Role.MOVE

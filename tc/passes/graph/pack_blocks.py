@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 
-from tc.ir.dtype import DType, f32, from_numpy, i4, i8, i32, u4, u8
+from tc.ir.dtype import DType, bf16, f32, from_numpy, i4, i8, i32, u4, u8
 from tc.ir.graph import Atom, TensorConst
 from tc.ir.types import tensor_type
 from tc.ops.block_products import SHIFT, SUMS, X_SCALE, ZERO, pack_parameters, pack_weights, terms_of_word
@@ -77,23 +78,35 @@ def block_rules(lanes: int) -> tuple[GraphRule, ...]:
     def pack(find: Callable[[Match], BlockWeights | None]) -> Callable[[GraphBuilder, Match], Atom | None]:
         def result(b: GraphBuilder, m: Match) -> Atom | None:
             weights = find(m)
-            return None if weights is None else packed_product(b, in_blocks(b, m.x, weights), weights, columns_of(weights))
+            if weights is None:
+                return None
+            x = in_blocks(b, m.x, weights)
+            return packed_product(b, x if x.type.dtype is f32 else b.call("cast", x, dtype=f32), weights, columns_of(weights))  # type: ignore[union-attr]
 
         return result
 
-    def rule(turned: bool, zeros: bool) -> GraphRule:
+    def rule(turned: bool, zeros: bool, rounded: bool) -> GraphRule:
         literals = (const_("q"), const_("s"), *([const_("z")] if zeros else []))
         made = op("dequantize_linear", *literals, name="dequantize")
+        words = [*(["transposed "] if turned else []), "dequantized literal", *([", zero points"] if zeros else [])]
+        x = op("cast", any_("x"), name="wide") if rounded else any_("x")  # what is cast is cut in blocks: kernels take the cast in
+
+        def applies(m: Match) -> bool:
+            if rounded and (m.type_of("x").dtype is not bf16 or m.attrs("wide").dtype is not f32):
+                return False
+            return not turned or tuple(m.attrs("transpose").perm or (1, 0)) == (1, 0)
+
         return GraphRule(
-            f"a product with a {'transposed ' if turned else ''}dequantized literal{', zero points' if zeros else ''}, in blocks",
-            op("matmul", any_("x"), op("transpose", made, name="transpose") if turned else made, name="matmul"),
+            f"a product{' of bf16' if rounded else ''} with a {''.join(words)}, in blocks",
+            op("matmul", x, op("transpose", made, name="transpose") if turned else made, name="matmul"),
             pack(partial(_dequantized, turned=turned)),
-            when=lambda m: not turned or tuple(m.attrs("transpose").perm or (1, 0)) == (1, 0),
-            example=partial(_example, turned=turned, has_zero=zeros),
+            when=applies,
+            example=partial(_example, turned=turned, has_zero=zeros, rounded=rounded),
             inexact=True,
         )
 
-    return (*(rule(turned, zeros) for zeros in (False, True) for turned in (False, True)), rule_of_blocks(columns_of))
+    each = product((True, False), (False, True), (False, True))
+    return (*(rule(turned, zeros, rounded) for rounded, zeros, turned in each), rule_of_blocks(columns_of))
 
 
 def rule_of_blocks(columns_of: Callable[[BlockWeights], int]) -> GraphRule:
@@ -135,7 +148,7 @@ def _dequantized(m: Match, turned: bool) -> BlockWeights | None:
     q, scale, attrs = m.value("q"), m.value("s"), m.attrs("dequantize")
     zero = m.value("z") if "z" in m.atoms else None
     x = m.type_of("x")
-    if q.ndim != 2 or not q.size or x.rank == 0 or x.dtype is not f32 or scale.dtype.name not in ("float32", "float16", "bfloat16"):
+    if q.ndim != 2 or not q.size or x.rank == 0 or x.dtype not in (f32, bf16) or scale.dtype.name not in ("float32", "float16", "bfloat16"):
         return None
     if not from_numpy(q.dtype).is_int or from_numpy(q.dtype).bits > 8:
         return None
@@ -221,12 +234,14 @@ def _example_of_blocks(b: GraphBuilder) -> Atom:
     return b.call("matmul_blocks", x, q, scales[0], b.const(np.uint8(8)), None, sums, scales[1], columns=10)
 
 
-def _example(b: GraphBuilder, turned: bool, has_zero: bool) -> Atom:
+def _example(b: GraphBuilder, turned: bool, has_zero: bool, rounded: bool) -> Atom:
     rng = np.random.default_rng(0)
     q = rng.integers(0, 16, (10, 20)).astype(u4.numpy)
     scale = rng.uniform(0.1, 1, (10, 3)).astype(np.float32)
     zero = rng.integers(0, 16, (10, 3)).astype(u4.numpy)
     literals = [array if turned else array.T for array in (q, scale, *([zero] if has_zero else []))]
     w = b.call("dequantize_linear", *map(b.const, literals), axis=1 if turned else 0, block_size=8)
-    x = b.param("x", tensor_type((3, 20), f32))
+    x: Atom = b.param("x", tensor_type((3, 20), f32))
+    if rounded:
+        x = b.call("cast", b.call("cast", x, dtype=bf16), dtype=f32)
     return b.call("matmul", x, b.call("transpose", w, perm=(1, 0)) if turned else w)

@@ -29,7 +29,14 @@ from tc.schedule.rules.epilogue import (
     is_single,
     total_of,
 )
-from tc.schedule.rules.operands import Dot, choose_dot, making_blocks, stage_operands, terms_in_words
+from tc.schedule.rules.operands import (
+    Dot,
+    choose_dot,
+    copies_words_for_tiles,
+    making_blocks,
+    stage_operands,
+    terms_in_words,
+)
 from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles, terms_copied
 from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
@@ -95,16 +102,17 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     apart = bool(after) and is_static and schedule.choose(name, "epilogue", ("tile", "alone"), "tile", ordered=False) == "alone"
     if apart and inline_chain(schedule, [info.name for info in after]) is None:
         return None
+    has_few = tiles is None and copies_words_for_tiles(contraction, target, strict)  # where rows are symbolic
+    final = _final_of(schedule, name, apart) if has_few else None
+    few = None if final is None else _few_rows_apart(schedule, name, final, target)
     dot = stage_operands(schedule, name, target) if tiles is None else None
-    contraction = contraction_of(schedule, name)
-    infos = block_infos(schedule.func)
-    outer = total_of(schedule, name)
-    after = infos[[info.name for info in infos].index(outer) + 1 :]
-    final = final_block(schedule, outer, after[:-1] if apart else after)
+    others = frozenset[str]() if few is None else _schedule_few_rows(schedule, few[name], few[final], frozenset(few.values()), target)
+    final = _final_of(schedule, name, apart) if final is None else final
     if final is None:
         return None
+    contraction = contraction_of(schedule, name)
     if tiles is None:
-        _schedule_versions(schedule, contraction, name, final, target, dot)
+        _schedule_versions(schedule, contraction, name, final, target, dot, others)
     else:
         _schedule_windows(schedule, name, final, tiles, target)
     if apart:
@@ -112,7 +120,40 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     return "contraction"
 
 
+def _final_of(schedule: Schedule, name: str, apart: bool) -> str | None:
+    """One block of all that follows a contraction, or all but the last block; None where that is not possible."""
+    infos, outer = block_infos(schedule.func), total_of(schedule, name)
+    after = infos[[info.name for info in infos].index(outer) + 1 :]
+    return final_block(schedule, outer, after[:-1] if apart else after)
+
+
 # -- the schedule
+
+
+def _few_rows_apart(schedule: Schedule, name: str, final: str, target: Target) -> dict[str, str] | None:
+    """Where the number of rows is symbolic, a version for fewer than a tile has: its blocks by those of the program."""
+    lanes = lanes_for(block_info(schedule, final), target)
+
+    def row_of(names: dict[str, str]) -> str:
+        return roles_of(schedule, contraction_of(schedule, names[name]), names[final], lanes).rows[-1]
+
+    rows = roles_of(schedule, contraction_of(schedule, name), final, lanes).rows
+    if not rows or extent_value(schedule, rows[-1]) is not None:
+        return None
+    return next(iter(lower_versions(schedule, _blocks(schedule), row_of, [TILE_ROWS])), None)
+
+
+def _schedule_few_rows(schedule: Schedule, name: str, final: str, blocks: frozenset[str], target: Target) -> frozenset[str]:
+    """Schedule the version that has these blocks, in which words of the rhs are read as they lie; all blocks that it then has."""
+    others = frozenset(_blocks(schedule)).difference(blocks)
+    dot = stage_operands(schedule, name, target, few_rows=True)
+    _schedule_versions(schedule, contraction_of(schedule, name), name, final, target, dot, others)
+    return frozenset(_blocks(schedule)).difference(others)
+
+
+def _blocks(schedule: Schedule, but: frozenset[str] = frozenset()) -> list[str]:
+    """The blocks of a program, but those of another version."""
+    return [info.name for info in block_infos(schedule.func) if info.name not in but]
 
 
 def _schedule_windows(schedule: Schedule, name: str, final: str, tiles: WindowTiles, target: Target) -> None:
@@ -157,8 +198,9 @@ def _schedule_versions(
     final: str,
     target: Target,
     dot: Dot | None,
+    apart: frozenset[str] = frozenset(),
 ) -> None:
-    """One schedule, or several where the number of rows is symbolic; see `_versions`."""
+    """One schedule, or several where the number of rows is symbolic; see `_versions`. `apart`: blocks of other versions."""
     lanes = lanes_for(block_info(schedule, final), target)
     roles = roles_of(schedule, contraction, final, lanes)
     columns, rhs = extent_value(schedule, roles.lane), contraction.rhs
@@ -193,7 +235,8 @@ def _schedule_versions(
         return
     takes_words_apart = dot is None and any(terms_copied(block_info(schedule, made)) > 1 for made in making_blocks(schedule, name, "rhs"))
     low = LOW_ROWS_OF_WORDS if takes_words_apart else LOW_ROWS
-    for names, each, has_few in _versions(schedule, name, final, roles, space, tile, heights[1:] if heights else None, low):
+    blocks = _blocks(schedule, apart)
+    for names, each, has_few in _versions(schedule, blocks, name, final, roles, space, tile, heights[1:] if heights else None, low):
         is_low = has_few and not (dot is not None and is_in_place)
         if is_low:  # a copy of the rhs would be read about as often as it is made
             _inline_rhs(schedule, names[name])
@@ -243,13 +286,20 @@ def _narrow_version(schedule: Schedule, name: str, final: str, space: TileSpace,
 
 
 def _versions(
-    schedule: Schedule, name: str, final: str, roles: Roles, space: TileSpace, tile: Tile, heights: list[int] | None, low: tuple[int, ...]
+    schedule: Schedule,
+    blocks: list[str],
+    name: str,
+    final: str,
+    roles: Roles,
+    space: TileSpace,
+    tile: Tile,
+    heights: list[int] | None,
+    low: tuple[int, ...],
 ) -> list[tuple[dict[str, str], Tile, bool]]:
     """Several, for a symbolic number of rows, and whether it is for few: tiles that overlap at the end, of the one of two heights that
     leaves less over, `low` ones for fewer rows, and single rows. `heights`: those for fewer rows, and then there is no second one.
     """
-    blocks, row = [info.name for info in block_infos(schedule.func)], roles.rows[-1]
-    second = 0
+    row, second = roles.rows[-1], 0
     if heights is None:
         options = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
         second = schedule.choose(name, "second_rows", options, space.second_height(tile))

@@ -33,12 +33,18 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class TileProduct:
-    """A product of `rows` x `depth` and `depth` x `columns` terms of `dtype`, on tile registers or on vectors of a target."""
+    """A product of `rows` x `depth` and `depth` x `columns` terms of `dtype`, on tile registers or on vectors of a target.
+
+    `panel`: where columns lie in panels, how many one has. `in_parts`: it is a part of a sum, which is scaled and added up by itself: that
+    takes longer than the products, and tiles that share operands gain nothing.
+    """
 
     rows: int
     columns: int
     depth: int
     dtype: DType
+    panel: int = 0
+    in_parts: bool = False
 
     @property
     def steps(self) -> int:
@@ -48,8 +54,9 @@ class TileProduct:
     def grids(self) -> list[Grid]:
         """All that the registers allow and that the rows fill; one tile where there are none."""
         sides = range(1, MOST_SUMS + 1)
-        found = [(high, wide) for high, wide in product(sides, sides) if high * wide <= MOST_SUMS and high * TILE_ROWS <= self.rows]
-        return found or [(1, 1)]
+        heights = [1] if self.in_parts else [high for high in sides if high * TILE_ROWS <= self.rows]
+        widths = [wide for wide in sides if self.panel % (wide * TILE_ROWS) == 0]
+        return [(high, wide) for high, wide in product(heights, widths) if high * wide <= MOST_SUMS] or [(1, 1)]
 
     def best_grid(self, target: Target) -> Grid:
         """The grid of the least cycles; of equal ones, the one that loads least."""

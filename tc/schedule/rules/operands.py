@@ -67,7 +67,7 @@ DOT_VECTORS = 2
 class Dot:
     """An instruction that adds `depth` products at once in each lane: its name, the types of its operands, and that which packs the rhs.
 
-    `grid`: for instructions on tile registers, which of these a tile of the result is made of.
+    `grid`: for instructions on tile registers, which of these a tile of the result is made of; `tile_terms`: how many terms one takes.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Dot:
     rhs: DType
     interleave: str
     grid: Grid | None = None
+    tile_terms: int = 0
 
     @property
     def depth(self) -> int:
@@ -83,7 +84,7 @@ class Dot:
     @property
     def terms(self) -> int:
         """How many terms of a sum one instruction takes: their number is rounded up to a multiple."""
-        return self.depth if self.grid is None else terms_of_tile(self.lhs)
+        return self.depth if self.grid is None else self.tile_terms
 
     def takes_rhs_in_place(self, contraction: Contraction) -> bool:
         """Whether the terms of the rhs lie as the instruction takes them."""
@@ -108,8 +109,17 @@ def choose_tiles(contraction: Contraction, target: Target, strict: bool = False)
             continue
         grid = size.paying_grid(target)
         if grid is not None:
-            return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs), grid)
+            terms = _terms_of_part(contraction, lhs, rhs) if contraction.parts else terms_of_tile(lhs)
+            if terms:
+                return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs), grid, terms)
     return None
+
+
+def _terms_of_part(contraction: Contraction, lhs: DType, rhs: DType) -> int:
+    """How many terms a tile takes of a part of a sum, which is not filled up: equally many each time; 0 where that is not whole groups."""
+    depth = _count(contraction, contraction.depth, 1)
+    most, group = terms_of_tile(lhs), terms_of_dot(lhs, rhs)
+    return next((terms for terms in range(most, 0, -group) if depth % terms == 0), 0)
 
 
 def fitting_instructions(
@@ -128,22 +138,25 @@ def tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
     """What a contraction of operands of this type is to tile registers; symbolic sizes are taken to be usual ones."""
     sides = (contraction.rows[-1:], contraction.columns, contraction.depth)
     rows, columns, depth = (_count(contraction, axes, USUAL_PRODUCT) for axes in sides)
-    return TileProduct(rows, columns, depth, dtype)
+    panel = depth_block(contraction.rhs, contraction.columns) if terms_in_words(contraction) > 1 else None
+    return TileProduct(rows, columns, depth, dtype, panel or 0, bool(contraction.parts))
 
 
 def choose_dot(contraction: Contraction, target: Target, strict: bool = False, tiles: bool = True) -> Dot | None:
     """The instruction for a sum of products of small integers, or of bf16, each exact in its types; None where none fits the loops.
 
     Terms of one operand must follow each other along the one reduction axis, or along the channels of a convolution whose weights are
-    packed. `strict`: floats are to be rounded one by one. `tiles`: it may be one on tile registers, which make no sums of parts.
+    packed; those on tile registers also take copies of what lies in words. `strict`: floats are to be rounded one by one. `tiles`: it may
+    be one of these.
     """
     columns = contraction.columns
     is_packed, is_matrix = groups_of_terms(contraction) > 0, len(contraction.depth) == 1 and len(columns) == 1
     shape_fits = (is_packed or is_matrix) and contraction.info.spatial_axes[-1:] == columns[-1:]
     if not shape_fits or lanes_for(contraction.info, target) * 32 != target.vector_bits:
         return None
-    on_tiles = choose_tiles(contraction, target, strict) if tiles and is_matrix and not contraction.parts else None
-    if on_tiles is not None and (not is_packed or on_tiles.takes_rhs_in_place(contraction)):
+    are_words = terms_in_words(contraction) > 1
+    on_tiles = choose_tiles(contraction, target, strict) if tiles and is_matrix and (are_words or not contraction.parts) else None
+    if on_tiles is not None and (not is_packed or are_words or on_tiles.takes_rhs_in_place(contraction)):
         return on_tiles
     for name, lhs, rhs in fitting_instructions(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
         dot = Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
@@ -201,22 +214,30 @@ def _pays_for_bf16(contraction: Contraction, target: Target) -> bool:
     return machine_of(target).bf16_dots_per_fma > 1.0 and _count(contraction, contraction.depth, LONGEST_CHAIN + 1) <= LONGEST_CHAIN
 
 
-def stage_operands(schedule: Schedule, name: str, target: Target) -> Dot | None:
+def copies_words_for_tiles(contraction: Contraction, target: Target, strict: bool) -> bool:
+    """Whether `stage_operands` copies words of the rhs for tile registers. With few rows they are better read in place."""
+    dot = choose_dot(contraction, target, strict) if terms_in_words(contraction) > 1 else None
+    return dot is not None and dot.grid is not None and not dot.takes_rhs_in_place(contraction)
+
+
+def stage_operands(schedule: Schedule, name: str, target: Target, few_rows: bool = False) -> Dot | None:
     """Put copies of operands in front of the contraction `name`, not yet scheduled, where an instruction wants them or they pay.
 
-    Returns the instruction. Axes whose last tile it would not fill are padded.
+    Returns the instruction. Axes whose last tile it would not fill are padded. `few_rows`: they are fewer than a copy of the rhs or tiles
+    of rows pay for.
     """
     contraction = contraction_of(schedule, name)
     strict = annotation(schedule.func, "numerics") == "strict"
     is_packed = groups_of_terms(contraction) > 0
-    dot = choose_dot(contraction, target, strict) if is_packed or _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS else None
+    are_many = _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS
+    dot = choose_dot(contraction, target, strict, tiles=not few_rows) if is_packed or are_many else None
     if dot is not None:
         if dot.grid is not None:
             fitting = tile_product(contraction, dot.lhs).grids()
             dot = replace(dot, grid=schedule.choose(name, "tile_grid", fitting, dot.grid, ordered=False))
         _stage_for_dot(schedule, contraction, dot, target)
         return dot
-    if _pays_for_rhs(schedule, contraction):
+    if not few_rows and _pays_for_rhs(schedule, contraction):
         schedule.cache_operand(name, "rhs", contraction.rhs_value.dtype.name)
     is_work = not isinstance(contraction.lhs_value, Load) or any(map(reads_memory, contraction.lhs.indices))
     if is_work and moves_apart(contraction, contraction.lhs) and _count(contraction, contraction.columns) >= LEAST_STAGED_COLUMNS:
@@ -282,11 +303,11 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
     lhs_is_in_place = is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth)
     if dot.grid is not None:  # tiles take rows at equal distances
         lhs_is_in_place &= step_of_rows(contraction) is not None
-    if groups_of_terms(contraction):
+    if groups_of_terms(contraction) and (dot.grid is None or dot.takes_rhs_in_place(contraction)):
         if not lhs_is_in_place:
             schedule.cache_operand(name, "lhs", dot.lhs.name)
         return
-    copies = []
+    copies, are_words = [], terms_in_words(contraction) > 1
     if not lhs_is_in_place:
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
     if not is_in_place(contraction.rhs_value, dot.rhs, column, 1):
@@ -302,6 +323,8 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
     *batch, row, last = names
     layout = f"{', '.join(names)} -> {', '.join([*batch, f'{row} // {dot.depth}', last, f'{row} % {dot.depth}'])}"
     schedule.cache_read(name, rhs.buffer.name, "global", layout)
+    if are_words and dot.depth == TOGETHER:  # their bytes lie side by side already
+        schedule.compute_inline(copies[-1])
 
 
 def columns_block(contraction: Contraction, target: Target) -> int:

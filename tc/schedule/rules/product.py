@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.arith import simplify
-from tc.ir.expr import Const, Var
+from tc.ir.expr import Const, Load, Var
 from tc.ir.types import product as product_of_dims
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import (
@@ -18,8 +18,8 @@ from tc.schedule.rules.common import (
     lanes_for,
     set_parallel,
 )
-from tc.schedule.rules.epilogue import block_info, result_lanes, total_of
-from tc.schedule.rules.operands import making_blocks, moves_apart, tile_product, words_along
+from tc.schedule.rules.epilogue import block_info, driving_loops, result_lanes, total_of
+from tc.schedule.rules.operands import Dot, making_blocks, moves_apart, tile_product, words_along
 from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.spatial import schedule_before, schedule_block
 from tc.schedule.rules.tile import (
@@ -135,11 +135,20 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     instructions = schedule_tile_sum(schedule, total)
     schedule_before(schedule, operands.lhs, nest.lhs_place, product.target)
     _schedule_rhs(schedule, product, operands.rhs, nest)
+    around = nest.outer if not product.contraction.parts else [parts_loop(schedule, product.name)]
     for loop, instruction in instructions.items():
         schedule.tensorize(loop, instruction)
     if product.dot is not None and product.dot.grid is not None and product.around is None:
         pays = tile_product(product.contraction, product.dot.lhs).interleaving_pays(product.dot.grid, product.target)
-        interleave_stores(schedule, product.name, nest.outer, pays)
+        interleave_stores(schedule, product.name, around, pays)
+
+
+def parts_loop(schedule: Schedule, name: str) -> str:
+    """The loop over the parts of a sum."""
+    outer = total_of(schedule, name)
+    info = block_info(schedule, outer)
+    (loop,) = driving_loops(info, schedule.loops_of(outer), info.reduction_axes)
+    return loop
 
 
 # -- tiles
@@ -428,8 +437,14 @@ def _schedule_rhs(schedule: Schedule, product: TiledProduct, names: list[str], n
             continue
         if nest.tiles_together and name is names[-1]:
             _lay_tiles_apart(s, product)
+        if dot is not None and name is names[-1] and not isinstance(block_info(s, name).writes[0].value, Load):
+            _copy_words_for_dot(s, product, name, dot)
+            continue
         if dot is not None and not packed:
             *_, place, columns, _ = s.loops_of(name)
+            words = terms_copied(block_info(s, names[0])) // dot.depth
+            if words > 1:  # each is taken apart once
+                place, _ = s.split(place, words)
             *_, packed = s.split(columns, (None, tile.vectors, tile.lanes))
         else:
             terms = terms_copied(block_info(s, name))
@@ -448,6 +463,18 @@ def terms_copied(info: BlockInfo) -> int:
     """How many neighbours along the last axis but one share a word of what a copy reads."""
     is_matrix = len(info.spatial_axes) > 1 and len(info.reads) == 1
     return words_along(info.reads[0], info.spatial_axes[-2]) if is_matrix else 1
+
+
+def _copy_words_for_dot(schedule: Schedule, product: TiledProduct, name: str, dot: Dot) -> None:
+    """Let a copy for an instruction take words apart: a vector of bytes of one place in them after the other."""
+    s, tile = schedule, product.tile
+    (load,) = block_info(s, name).reads
+    *_, groups, columns, terms = s.loops_of(name)
+    groups, group = s.split(groups, 32 // load.dtype.bits // dot.depth)
+    tiles, vectors, lane = s.split(columns, (None, tile.vectors, tile.lanes))
+    s.reorder(tiles, groups, vectors, group, lane, terms)
+    s.unroll(group)
+    s.vectorize(s.fuse(lane, terms))
 
 
 def _copy_by_words(schedule: Schedule, name: str, terms: int, columns: str, lanes: int) -> None:

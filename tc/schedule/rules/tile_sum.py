@@ -12,7 +12,7 @@ from tc.ir.node import walk
 from tc.ir.x86_intrinsics import TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent_value, known_product
-from tc.schedule.rules.epilogue import block_info, contraction_of, total_of
+from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, total_of
 from tc.schedule.rules.operands import LONGEST_CHAIN, Dot, step_of_rows, terms_in_words
 from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.tile import cut, cut_and_peel, cut_vectors, loops_of_sum, unroll, vectorize_tile
@@ -94,19 +94,24 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     """A loop over products of tiles."""
     s, sums = schedule, block_info(schedule, total.name).writes[0].buffer
     s.set_scope(sums.name, "global")
-    inside = list(s.loops_of(total.name))
-    found = step_of_rows(contraction_of(s, total.name))
+    if total_of(s, total.name) != total.name:
+        total = _in_given_parts(s, total)
+        s.transform_layout(sums.name, "i, g, j -> g, i, j")  # rows of tiles follow each other
+        sums = block_info(s, total.name).writes[0].buffer
+    contraction, loops = contraction_of(s, total.name), list(s.loops_of(total.name))
+    inside = loops[loops.index(total.anchor) + 1 :]
+    found = step_of_rows(contraction)
     assert found is not None, "rows that lie otherwise were copied"
     step, runs_on = found
-    shape = TileShape(step=step, runs_on=runs_on)
-    loops = loops_of_sum(s, total.name, total.anchor)
-    (depth,) = loops.depth
-    *single, row, column = [loop for loop in inside[inside.index(total.anchor) + 1 :] if loop != depth]
-    assert all(loop in loops.single for loop in single), "a tile has rows and columns"
+    shape = TileShape(row_bytes=dot.terms * dot.lhs.size_bytes, step=step, runs_on=runs_on)
+    (depth,) = loops_of_sum(s, total.name, total.anchor).depth
+    which_part = driving_loops(contraction.info, inside, contraction.parts)
+    *single, row, column = [loop for loop in inside if loop not in (depth, *which_part)]
+    assert all(extent_value(s, loop) == 1 for loop in single), "a tile has rows and columns"
     steps, groups, terms = s.split(depth, (None, dot.terms // dot.depth, dot.depth))
     row_tiles, row = s.split(row, TILE_ROWS)
     column_tiles, column = s.split(column, TILE_ROWS)
-    s.reorder(*single, steps, row_tiles, column_tiles, row, column, groups, terms)
+    s.reorder(*which_part, *single, steps, row_tiles, column_tiles, row, column, groups, terms)
     unroll(s, [row_tiles, column_tiles])
     start = s.decompose_reduction(total.name, steps)
     return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype), row: tile_dot_name(dot.lhs, dot.rhs, shape)}
