@@ -33,22 +33,28 @@ TOGETHER = 4
 
 SHAPES = ((4096, 4096), (4096, 11008))
 ROWS = (1, 2, 4, 8, 16, 128)
-MOST_ERROR = {"f32": 1e-5, "bytes": 2e-2}
+MOST_ERROR = {"f32": 1e-5, "bf16": 4e-3, "bytes": 2e-2}
 """Of a result, relative in L2, by the type of the activations."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How weights are stored: `bits` (32: floats), and how many terms of a column share a scale (0: all). `level` 4: bytes times bytes."""
+    """How weights are stored: `bits` (32: floats), and how many terms of a column share a scale (0: all). `level` 4: bytes times bytes.
+    `precision`: what tc is asked for."""
 
     name: str
     bits: int
     block: int = 0
     level: int = 0
+    precision: str = "f32"
 
     @property
     def activations(self) -> str:
-        return "bytes" if self.level == 4 else "f32"
+        return "bytes" if self.level == 4 else self.precision
+
+    def runs_on(self, name: str) -> bool:
+        """Whether there is something to compare: what onnxruntime has for such weights takes activations of f32, or makes bytes of them."""
+        return name == "tc" or (self.bits == 4 and self.precision == "f32")
 
 
 FLOATS = Form("f32", 32)
@@ -59,6 +65,9 @@ FORMS = (
     Form("int4, blocks of 128", 4, 128),
     Form("int4, blocks of 32, bytes", 4, 32, 4),
     Form("int4, blocks of 128, bytes", 4, 128, 4),
+    Form("int8, a scale per column, bf16", 8, precision="bf16"),
+    Form("int4, blocks of 32, bf16", 4, 32, precision="bf16"),
+    Form("int4, blocks of 128, bf16", 4, 128, precision="bf16"),
 )
 
 
@@ -134,12 +143,13 @@ class Programs:
         return self.runs[self.turn](x)
 
 
-def load_tc(model: onnx.ModelProto, threads: int) -> Run:
-    compiled = tc.compile(model, threads=threads)
+def load_tc(model: onnx.ModelProto, threads: int, precision: str) -> Run:
+    compiled = tc.compile(model, threads=threads, precision=precision)
     return lambda x: list(compiled.run({"x": x}).values())
 
 
-def load_onnxruntime(model: onnx.ModelProto, threads: int) -> Run:
+def load_onnxruntime(model: onnx.ModelProto, threads: int, precision: str) -> Run:
+    assert precision == "f32", "there is nothing else"
     try:
         import onnxruntime
     except ImportError as error:
@@ -164,7 +174,7 @@ def load(name: str, form: Form, rows: int, depth: int, columns: int, threads: in
     runs = []
     for each in seeds:
         model, weights = make_model(form, rows, depth, columns, each)
-        runs.append(LOADERS[name](model, threads))
+        runs.append(LOADERS[name](model, threads, form.precision))
         if len(runs) == 1:
             x = np.random.default_rng(1).standard_normal((rows, depth)).astype(np.float32)
             exact = x.astype(np.float64) @ weights.astype(np.float64)
@@ -183,7 +193,7 @@ def measure(depth: int, columns: int, rows: Sequence[int], peers: Sequence[str],
             (form.name, name): load(name, form, count, depth, columns, threads)
             for form in FORMS
             for name in ("tc", *peers)
-            if name == "tc" or form.bits == 4
+            if form.runs_on(name)
         }
         x = np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
         steps = {"|".join(key): (lambda each=each, x=x: each(x)) for key, each in programs.items()}
@@ -225,8 +235,8 @@ Made by `python -m benchmarks.weight_only`. Machine: {machine}.
 Milliseconds of a product, of processor time where there is one thread: the least of all calls; f32's over it (above 1: faster than f32);
 those of as many single rows over it (above 1: faster than row by row). Then medians, and f32's over them in the same turns with quartiles,
 which others who use the machine blur. Each call reads its weights from memory: calls go round copies of 2 GiB in f32.
-"bytes": activations are rounded to 8 bits, a scale for each block of a row (`accuracy_level=4`); else all but the weights is f32, which
-bounds 128 rows by what f32 takes.
+"bytes": activations are rounded to 8 bits, a scale for each block of a row (`accuracy_level=4`); "bf16": to bf16, by
+`precision="bf16"`; else all but the weights is f32, which bounds 128 rows by what f32 takes.
 
 ```
   shape       weights                    rows runtime         least   f32  single     median   f32 over it

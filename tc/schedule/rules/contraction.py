@@ -106,10 +106,10 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     final = _final_of(schedule, name, apart) if has_few else None
     few = None if final is None else _few_rows_apart(schedule, name, final, target)
     dot = stage_operands(schedule, name, target) if tiles is None else None
-    others = frozenset[str]() if few is None else _schedule_few_rows(schedule, few[name], few[final], frozenset(few.values()), target)
     final = _final_of(schedule, name, apart) if final is None else final
     if final is None:
         return None
+    others = frozenset[str]() if few is None else _schedule_few_rows(schedule, few[name], few[final], frozenset(few.values()), target)
     contraction = contraction_of(schedule, name)
     if tiles is None:
         _schedule_versions(schedule, contraction, name, final, target, dot, others)

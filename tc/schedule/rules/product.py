@@ -147,7 +147,7 @@ def parts_loop(schedule: Schedule, name: str) -> str:
     """The loop over the parts of a sum."""
     outer = total_of(schedule, name)
     info = block_info(schedule, outer)
-    (loop,) = driving_loops(info, schedule.loops_of(outer), info.reduction_axes)
+    (loop,) = driving_loops(info, list(schedule.loops_of(outer)), info.reduction_axes)
     return loop
 
 
