@@ -244,5 +244,6 @@ register(
         _compute,
         {"columns": REQUIRED},
         samples=_samples,
+        factors=2,
     )
 )

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -138,6 +139,12 @@ def test_products_use_the_integers_of_a_file(kind: str, tmp_path: Path) -> None:
             x = np.random.default_rng(count).standard_normal((count, 512)).astype(np.float32)
             bound = 520 * 2.0**-24 * (np.abs(x).sum(1, keepdims=True) * most + np.abs(x) @ np.abs(exact).T)
             assert np.all(np.abs(compiled(x) - x @ exact.T) <= bound)
+    rounded = tc.compile(tensor_product(tensor, Var("rows")), threads=1, precision="bf16")
+    for count in (1, 20, 40):
+        x = np.random.default_rng(count).standard_normal((count, 512)).astype(np.float32)
+        low = x.astype(ml_dtypes.bfloat16).astype(np.float64)
+        bound = 520 * 2.0**-24 * (np.abs(low).sum(1, keepdims=True) * most + np.abs(low) @ np.abs(exact).T)
+        assert np.all(np.abs(rounded(x) - low @ exact.T) <= bound)
     assert "matmul_blocks" in tc.lower(tensor_product(tensor), "graph").as_text()
 
 

@@ -122,6 +122,10 @@ def _is_f32(atom: Atom | None) -> bool:
     return atom is not None and isinstance(atom.type, TensorType) and atom.type.dtype is f32
 
 
+def _is_integer_literal(atom: Atom) -> bool:
+    return isinstance(atom, TensorConst) and isinstance(atom.type, TensorType) and atom.type.dtype.is_int
+
+
 def choose_narrowing(module: IRModule, precision: Precision) -> Narrowing:
     """What is narrowed; `precision` asks for it."""
     assert precision.dtype is not None, "f32 narrows nothing"
@@ -159,10 +163,10 @@ class _Chooser:
             return
         factors = factors_of(call)
         if factors:
-            if not all(map(_is_f32, factors)):
+            if not any(map(_is_f32, factors)) or not all(_is_f32(factor) or _is_integer_literal(factor) for factor in factors):
                 return
             reason = next((why for factor in factors if (why := _loses(factor, self.found.dtype))), None)
-            decoded = [factor for factor in factors if self._is_decoded(factor)]
+            decoded = [factor for factor in factors if not _is_f32(factor) or self._is_decoded(factor)]
             if reason is None and decoded and self.found.dtype is not bf16:  # there are no instructions for them
                 reason = "its weights have fewer bits already"
             if reason is None and any(target in self.angles for target in binding.targets):
