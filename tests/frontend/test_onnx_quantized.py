@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+import tc
 from tc.errors import TcError
 from tc.frontend.onnx import load_model
 from tc.frontend.onnx.node_context import ADAPTERS
@@ -239,3 +240,31 @@ def test_what_cannot_be_is_refused_in_words(op: str, inputs: str) -> None:
 
     with pytest.raises(TcError, match=op):
         load_model(model, on_unsupported="error")
+
+
+@pytest.mark.parametrize("are_literals", [True, False], ids=("literals", "inputs"))
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+@pytest.mark.parametrize("seed", range(6))
+def test_ties_of_two_tensors_are_rounded_with_the_zero_point_as_onnxruntime_does(seed: int, op: str, are_literals: bool) -> None:
+    rng = np.random.default_rng(seed)
+    dtype = (np.uint8, np.int8)[seed % 2]
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    steps = np.float32(rng.uniform(0.03, 0.06)) * np.float32([1, rng.choice([0.5, 1, 1.5]), 2])
+    if op == "QLinearMul":
+        steps[2] = 32 * steps[0] * steps[1]
+    zeros = rng.integers(low // 2, high // 2, 3) | 1
+    numbers = {f"{name}{kind}": np.asarray(value) for kind, values in (("s", steps), ("z", zeros.astype(dtype)))
+               for name, value in zip("abc", values, strict=True)}  # fmt: skip
+    arrays = {name: rng.integers(low, high + 1, (40, 101), dtype=dtype) for name in "ab"}
+    made = node(op, "a as az b bs bz cs cz", "y", domain="com.microsoft")
+    given = arrays if are_literals else arrays | numbers
+    model = make_model([made], {name: (array.dtype, array.shape) for name, array in given.items()}, ["y"],
+                       numbers if are_literals else {}, domains=[("com.microsoft", 1)])  # fmt: skip
+
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, given)
+    (found,) = tc.compile(model, threads=1).run(given).values()
+
+    np.testing.assert_array_equal(found, expected)
+    real = [(arrays[name].astype(np.float64) - int(zero)) * float(step) for name, zero, step in zip("ab", zeros, steps, strict=False)]
+    exact = (real[0] + real[1] if op == "QLinearAdd" else real[0] * real[1]) / float(steps[2])
+    assert (np.abs(np.abs(exact % 1) - 0.5) < 1e-5).sum() > 20, "there are ties"

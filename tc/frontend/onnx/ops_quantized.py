@@ -8,8 +8,6 @@ Sources: the operators page of ONNX, and the contrib operators page of onnxrunti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tc.errors import NodeError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_nn import convolve, pool
@@ -164,16 +162,42 @@ def import_qgemm(n: NodeContext) -> NodeResult:
 # -- element by element
 
 
-def _of_two(op: str) -> Callable[[NodeContext], ModelValue]:
-    def adapter(n: NodeContext) -> ModelValue:
-        a, b = (dequantized(n, n.value(k), n.value(k + 1), n.optional(k + 2)) for k in (0, 3))
-        return quantized(n, n.call(op, a, b), n.value(6), n.optional(7), n.value(0).dtype)
-
-    return adapter
+# onnxruntime rounds results of two tensors when the zero point is added, unlike QuantizeLinear: where that is odd, every tie goes the other
+# way, and scales that are multiples of each other make many.
 
 
-onnx_op("QLinearAdd", domain=_DOMAIN)(_of_two("add"))
-onnx_op("QLinearMul", domain=_DOMAIN)(_of_two("mul"))
+@onnx_op("QLinearAdd", domain=_DOMAIN)
+def import_qlinear_add(n: NodeContext) -> NodeResult:
+    """a s + (b t + c): s and t are the operands' scales over that of the result, c all that the zero points come to."""
+    (a, s, a_zero), (b, t, b_zero) = (_with_steps(n, k, n.value(6)) for k in (0, 3))
+    rest = n.call("sub", _zero_of(n, 7), n.call("add", n.call("mul", s, a_zero), n.call("mul", t, b_zero)))
+    return _rounded(n, n.call("add", n.call("mul", a, s), n.call("add", n.call("mul", b, t), rest)))
+
+
+@onnx_op("QLinearMul", domain=_DOMAIN)
+def import_qlinear_mul(n: NodeContext) -> NodeResult:
+    """a b s + c: s is the product of the operands' scales over that of the result, c its zero point."""
+    a, b = (n.call("sub", n.call("cast", n.value(k), dtype=f32), _zero_of(n, k + 2)) for k in (0, 3))
+    scale = n.call("div", n.call("mul", *(parameter(n, n.value(k), f32) for k in (1, 4))), parameter(n, n.value(6), f32))
+    less = n.call("sub", n.const(0, f32), _zero_of(n, 7))  # what is taken from a product is taken from it rounded
+    return _rounded(n, n.call("sub", n.call("mul", n.call("mul", a, b), scale), less))
+
+
+def _with_steps(n: NodeContext, place: int, result_scale: ModelValue) -> tuple[ModelValue, ModelValue, ModelValue]:
+    """Whole numbers, how many steps of the result one of them is, and their zero point, all as f32."""
+    steps = n.call("div", parameter(n, n.value(place + 1), f32), parameter(n, result_scale, f32))
+    return n.call("cast", n.value(place), dtype=f32), steps, _zero_of(n, place + 2)
+
+
+def _zero_of(n: NodeContext, place: int) -> ModelValue:
+    """A zero point as f32; 0 where there is none."""
+    zero = n.optional(place)
+    return n.const(0, f32) if zero is None else n.call("cast", parameter(n, zero), dtype=f32)
+
+
+def _rounded(n: NodeContext, steps: ModelValue) -> ModelValue:
+    """Steps of the result, zero point included, as the integers that the first input is of."""
+    return n.call("quantize_linear", steps, n.const(1, f32), None, dtype=n.value(0).dtype)
 
 
 @onnx_op("QLinearSigmoid", domain=_DOMAIN)
