@@ -268,3 +268,19 @@ def test_ties_of_two_tensors_are_rounded_with_the_zero_point_as_onnxruntime_does
     real = [(arrays[name].astype(np.float64) - int(zero)) * float(step) for name, zero, step in zip("ab", zeros, steps, strict=False)]
     exact = (real[0] + real[1] if op == "QLinearAdd" else real[0] * real[1]) / float(steps[2])
     assert (np.abs(np.abs(exact % 1) - 0.5) < 1e-5).sum() > 20, "there are ties"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ties_of_averages_are_rounded_with_the_zero_point_as_onnxruntime_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dtype = (np.uint8, np.int8)[seed % 2]
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    step, size = np.float32(2.0 ** rng.integers(-6, -2)), (2, 3)[seed % 3 == 2]
+    numbers = {"xs": step, "xz": dtype(rng.integers(low // 2, high // 2)), "ys": step, "yz": dtype(rng.integers(low // 2, high // 2) | 1)}
+    x = rng.integers(low, high + 1, (2, 3, 12, 13), dtype=dtype)
+    pool = node("QLinearAveragePool", "x xs xz ys yz", "y", domain="com.microsoft", kernel_shape=[size, size], strides=[size - 1] * 2)
+    model = make_model([pool], {"x": (dtype, x.shape)}, ["y"], numbers, domains=[("com.microsoft", 1)])
+
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+
+    np.testing.assert_array_equal(tc.compile(model, threads=1)(x), expected)

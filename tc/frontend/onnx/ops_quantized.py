@@ -162,8 +162,8 @@ def import_qgemm(n: NodeContext) -> NodeResult:
 # -- element by element
 
 
-# onnxruntime rounds results of two tensors when the zero point is added, unlike QuantizeLinear: where that is odd, every tie goes the other
-# way, and scales that are multiples of each other make many.
+# onnxruntime rounds these, and averages of pools, when the zero point is added, unlike QuantizeLinear: where that is odd, every tie goes
+# the other way, and scales that are multiples of each other make many.
 
 
 @onnx_op("QLinearAdd", domain=_DOMAIN)
@@ -274,7 +274,8 @@ def import_nhwc_max_pool(n: NodeContext) -> NodeResult:
 @onnx_op("QLinearAveragePool", domain=_DOMAIN)
 def import_qlinear_average_pool(n: NodeContext) -> NodeResult:
     x = _channels_first(n, _first(n))
-    return _of_one(n, _as_given(n, pool("avg_pool", n, x, count_include_pad=bool(n.attr("count_include_pad", 0)))))
+    mean = _as_given(n, pool("avg_pool", n, x, count_include_pad=bool(n.attr("count_include_pad", 0))))
+    return _rounded(n, n.call("add", n.call("div", mean, parameter(n, n.value(3), f32)), _zero_of(n, 4)))
 
 
 @onnx_op("QLinearConcat", domain=_DOMAIN)
