@@ -370,6 +370,16 @@ def interleave_pattern(name: str, lanes: int, depth: int, dtype: DType) -> PrimF
     return make_pattern(name, (lanes, depth), (x, t), lambda j, k: Store(t, (j, k), Load(x, (k, j))))
 
 
+def spread_pattern(name: str, lanes: int, narrow: DType, dtype: DType) -> PrimFunc:
+    """t[2 p + h, j, r] = dtype(x[j, 2 h + r, p]): words of `lanes` columns j as rows of pairs of their terms 4 p + 2 h + r."""
+    x, t = Buffer("x", sizes(lanes, 4, narrow.per_byte), narrow), Buffer("t", sizes(2 * narrow.per_byte, lanes, 2), dtype)
+
+    def body(p: Var, h: Var, j: Var, r: Var) -> Stmt:
+        return Store(t, (p * 2 + h, j, r), cast(Load(x, (j, h * 2 + r, p)), dtype))
+
+    return make_pattern(name, (narrow.per_byte, 2, lanes, 2), (x, t), body)
+
+
 def tile_dot_pattern(name: str, lhs: DType, rhs: DType, total: DType, rows: int = 16, groups: int = 16, step: int = 1) -> PrimFunc:
     """c[i, j] += total(a[step * i, d * p + q]) * total(b[p, j, q]) for `rows` i, 16 columns j, and `groups` p of d terms q of 4 bytes."""
     depth = 32 // lhs.bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tc.ir.dtype import DType, bf16, f32, i8, i16, i32, u4, u8
+from tc.ir.dtype import DType, bf16, f32, i4, i8, i16, i32, u4, u8
 from tc.ir.expr import const
 from tc.ir.intrinsic import (
     INTRINSICS,
@@ -16,6 +16,7 @@ from tc.ir.intrinsic import (
     half_bytes_dot_pattern,
     interleave_pattern,
     register_intrinsic,
+    spread_pattern,
     tile_dot_pattern,
 )
 
@@ -39,6 +40,11 @@ def terms_of_dot(lhs: DType, rhs: DType) -> int:
 def interleave_name(bits: int, dtype: DType) -> str:
     """The name of the instructions that interleave the rows of which each 32-bit lane of a vector of so many bits takes one element."""
     return f"interleave{32 // dtype.bits}.{dtype.name}.{bits}"
+
+
+def spread_name(narrow: DType, dtype: DType) -> str:
+    """The name of the instructions that make pairs of terms of words of narrow integers, as those that multiply pairs take them."""
+    return f"spread.{narrow.name}.{dtype.name}.512"
 
 
 TILE_ROWS = 16
@@ -172,6 +178,9 @@ def _register() -> None:
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)
             register_intrinsic(Intrinsic(name, pattern, (needed,), apart=frozenset((0,))))
+    for narrow in (i4, u4):
+        name = spread_name(narrow, bf16)
+        register_intrinsic(Intrinsic(name, spread_pattern(name, 16, narrow, bf16), (_WIDTHS[512],), apart=frozenset((0, 1))))
     for name in (*_TILE_DOTS, *_TILE_ZEROS, *_SUM_LOADS, *_SUM_STORES, *_OPERAND_LOADS):
         found = _tile_intrinsic(name)
         assert found is not None, "a name without a shape is that of full tiles"

@@ -190,7 +190,10 @@ def tensorize(func: PrimFunc, loop: str, intrinsic: str) -> PrimFunc:
     outer = place.block
     loops, inner = _tile_of(outer.body)
     body = substitute(inner.body, {axis.var: axis.value for axis in inner.axes})
-    operands = known.match(loops, body, Facts.of(func.facts))
+    facts = Facts.of(func.facts)
+    for axis in outer.axes:
+        facts = facts.with_range(axis.var, axis.extent)
+    operands = known.match(loops, body, facts)
     if isinstance(operands, str):
         raise ScheduleError(f"tensorize: {intrinsic} does not match block {inner.name}: {operands}")
     return replace_stmt(tiled, place, replace(outer, body=IntrinsicCall(intrinsic, operands)))

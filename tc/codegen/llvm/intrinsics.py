@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tc.codegen.llvm.builder import Value, llvm_type
+import numpy as np
+
+from tc.codegen.llvm.builder import FunctionBuilder, Value, llvm_type
 from tc.codegen.llvm.memory import MemoryEmitter
 from tc.codegen.llvm.tiles import emission_of
 from tc.errors import CodegenError
-from tc.ir.dtype import bf16, i8, i16, u4, u8
+from tc.ir.dtype import bf16, i4, i8, i16, u4, u8
 from tc.ir.expr import Expr, Load, const
 from tc.ir.intrinsic import INTRINSICS, Intrinsic
 from tc.ir.loop import IntrinsicCall
-from tc.ir.x86_intrinsics import dot_name, interleave_name
+from tc.ir.x86_intrinsics import dot_name, interleave_name, spread_name
 
 
 def emit_intrinsic(emitter: MemoryEmitter, call: IntrinsicCall) -> None:
@@ -114,7 +116,42 @@ def _zipped(emitter: MemoryEmitter, a: Value, b: Value) -> Value:
     return emitter.b.emit(f"shufflevector {a}, {b}, <{2 * a.lanes} x i32> <{order}>", a.element, 2 * a.lanes)
 
 
+def _spread(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+    """Words of half bytes: of each pair of terms one is shifted to the lower half of its word, one to the upper, and each half, of which
+    five bits count, chooses one of the sixteen numbers, which stand twice."""
+    x, t = _places(operands)
+    narrow, wide = (buffer.dtype for buffer in intrinsic.pattern.buffers)
+    rows, lanes, _ = (int(dim.value) for dim in intrinsic.pattern.buffers[1].shape)  # type: ignore[attr-defined]
+    builder = emitter.b
+    words = emitter.load_words(x, lanes)
+    numbers = np.arange(16, dtype=np.uint8).astype(narrow.numpy).astype(wide.numpy).view(np.uint16)
+    table = Value(f"<{', '.join(f'i16 {number}' for number in np.tile(numbers, 2))}>", "i16", 2 * lanes)
+    name = "llvm.x86.avx512.permvar.hi.512"
+    emitter.module.declare(name, table.type, [table.type, table.type])
+    *lead, row, column, term = t.indices
+    for k in range(rows):
+        first = 16 * (k % 2) + narrow.bits * (k // 2)
+        low, high = (
+            builder.binary("and", moved, builder.int(kept, moved))
+            for moved, kept in ((_moved(builder, words, -first), 0xFFFF), (_moved(builder, words, 8 - first), -0x10000))
+        )
+        halves = builder.binary("or", low, high)
+        chosen = builder.emit(f"bitcast {halves} to {table.type}", "i16", table.lanes)
+        made = builder.emit(f"call {table.type} @{name}({table}, {chosen})", "i16", table.lanes)
+        emitter.store_vector(Load(t.buffer, (*lead, row + const(k), column, term)), made)
+
+
+def _moved(builder: FunctionBuilder, words: Value, bits: int) -> Value:
+    """Shifted up, or down where `bits` is negative."""
+    if bits == 0:
+        return words
+    return builder.binary("shl" if bits > 0 else "lshr", words, builder.int(abs(bits), words))
+
+
 _EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {"prefetch": _prefetch}
+
+for _narrow in (i4, u4):
+    _EMITTERS[spread_name(_narrow, bf16)] = _spread
 
 for _bits in (256, 512):
     _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))

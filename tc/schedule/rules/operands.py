@@ -26,6 +26,7 @@ from tc.ir.x86_intrinsics import (
     Operands,
     dot_name,
     interleave_name,
+    spread_name,
     terms_of_dot,
     tile_dot_name,
 )
@@ -323,8 +324,14 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
     *batch, row, last = names
     layout = f"{', '.join(names)} -> {', '.join([*batch, f'{row} // {dot.depth}', last, f'{row} % {dot.depth}'])}"
     schedule.cache_read(name, rhs.buffer.name, "global", layout)
-    if are_words and dot.depth == TOGETHER:  # their bytes lie side by side already
+    if are_words and (dot.depth == TOGETHER or spreads(contraction.rhs.dtype, dot, target)):  # one copy is enough
         schedule.compute_inline(copies[-1])
+
+
+def spreads(narrow: DType, dot: Dot, target: Target) -> bool:
+    """Whether instructions make pairs of terms of words of so narrow integers."""
+    known = INTRINSICS.get(spread_name(narrow, dot.rhs))
+    return known is not None and known.is_there(target.features) and target.vector_bits == 512
 
 
 def columns_block(contraction: Contraction, target: Target) -> int:

@@ -9,6 +9,7 @@ from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.arith import simplify
 from tc.ir.expr import Const, Load, Var
 from tc.ir.types import product as product_of_dims
+from tc.ir.x86_intrinsics import spread_name
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import (
     buffer_bytes,
@@ -466,12 +467,17 @@ def terms_copied(info: BlockInfo) -> int:
 
 
 def _copy_words_for_dot(schedule: Schedule, product: TiledProduct, name: str, dot: Dot) -> None:
-    """Let a copy for an instruction take words apart: a vector of bytes of one place in them after the other."""
+    """Let a copy for an instruction take words apart: a vector of bytes of one place in them after the other, or by instructions."""
     s, tile = schedule, product.tile
     (load,) = block_info(s, name).reads
     *_, groups, columns, terms = s.loops_of(name)
     groups, group = s.split(groups, 32 // load.dtype.bits // dot.depth)
     tiles, vectors, lane = s.split(columns, (None, tile.vectors, tile.lanes))
+    if dot.depth == 2:
+        places, halves = s.split(group, 2)
+        s.reorder(tiles, groups, vectors, places, halves, lane, terms)
+        s.tensorize(places, spread_name(load.dtype, dot.rhs))
+        return
     s.reorder(tiles, groups, vectors, group, lane, terms)
     s.unroll(group)
     s.vectorize(s.fuse(lane, terms))
