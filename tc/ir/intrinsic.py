@@ -371,8 +371,13 @@ def interleave_pattern(name: str, lanes: int, depth: int, dtype: DType) -> PrimF
 
 
 def spread_pattern(name: str, lanes: int, narrow: DType, dtype: DType) -> PrimFunc:
-    """t[2 p + h, j, r] = dtype(x[j, 2 h + r, p]): words of `lanes` columns j as rows of pairs of their terms 4 p + 2 h + r."""
-    x, t = Buffer("x", sizes(lanes, 4, narrow.per_byte), narrow), Buffer("t", sizes(2 * narrow.per_byte, lanes, 2), dtype)
+    """t[2 p + h, j, r] = dtype(x[j, 2 h + r, p]): words of `lanes` columns j as rows of pairs of their terms 4 p + 2 h + r; of bytes, which
+    have no p, t[h, j, r] = dtype(x[j, 2 h + r])."""
+    t = Buffer("t", sizes(2 * narrow.per_byte, lanes, 2), dtype)
+    if narrow.per_byte == 1:
+        whole = Buffer("x", sizes(lanes, 4), narrow)
+        return make_pattern(name, (2, lanes, 2), (whole, t), lambda h, j, r: Store(t, (h, j, r), cast(Load(whole, (j, h * 2 + r)), dtype)))
+    x = Buffer("x", sizes(lanes, 4, narrow.per_byte), narrow)
 
     def body(p: Var, h: Var, j: Var, r: Var) -> Stmt:
         return Store(t, (p * 2 + h, j, r), cast(Load(x, (j, h * 2 + r, p)), dtype))

@@ -178,7 +178,7 @@ def _register() -> None:
             name = interleave_name(bits, dtype)
             pattern = interleave_pattern(name, lanes, 32 // dtype.bits, dtype)
             register_intrinsic(Intrinsic(name, pattern, (needed,), apart=frozenset((0,))))
-    for narrow in (i4, u4):
+    for narrow in (i4, u4, i8, u8):
         name = spread_name(narrow, bf16)
         register_intrinsic(Intrinsic(name, spread_pattern(name, 16, narrow, bf16), (_WIDTHS[512],), apart=frozenset((0, 1))))
     for name in (*_TILE_DOTS, *_TILE_ZEROS, *_SUM_LOADS, *_SUM_STORES, *_OPERAND_LOADS):

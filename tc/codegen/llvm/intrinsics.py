@@ -116,7 +116,7 @@ def _zipped(emitter: MemoryEmitter, a: Value, b: Value) -> Value:
     return emitter.b.emit(f"shufflevector {a}, {b}, <{2 * a.lanes} x i32> <{order}>", a.element, 2 * a.lanes)
 
 
-def _spread(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+def _spread_halves(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     """Words of half bytes: of each pair of terms one is shifted to the lower half of its word, one to the upper, and each half, of which
     five bits count, chooses one of the sixteen numbers, which stand twice."""
     x, t = _places(operands)
@@ -128,7 +128,6 @@ def _spread(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, 
     table = Value(f"<{', '.join(f'i16 {number}' for number in np.tile(numbers, 2))}>", "i16", 2 * lanes)
     name = "llvm.x86.avx512.permvar.hi.512"
     emitter.module.declare(name, table.type, [table.type, table.type])
-    *lead, row, column, term = t.indices
     for k in range(rows):
         first = 16 * (k % 2) + narrow.bits * (k // 2)
         low, high = (
@@ -138,7 +137,31 @@ def _spread(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, 
         halves = builder.binary("or", low, high)
         chosen = builder.emit(f"bitcast {halves} to {table.type}", "i16", table.lanes)
         made = builder.emit(f"call {table.type} @{name}({table}, {chosen})", "i16", table.lanes)
-        emitter.store_vector(Load(t.buffer, (*lead, row + const(k), column, term)), made)
+        emitter.store_vector(_row_after(t, k), made)
+
+
+def _spread_bytes(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
+    """Words of bytes: each of a pair becomes an f32, whose upper half has all that is not zero."""
+    x, t = _places(operands)
+    narrow = intrinsic.pattern.buffers[0].dtype
+    rows, lanes, _ = (int(dim.value) for dim in intrinsic.pattern.buffers[1].shape)  # type: ignore[attr-defined]
+    builder = emitter.b
+    words = emitter.load_words(x, lanes)
+    extend, convert = ("lshr", "uitofp") if narrow is u8 else ("ashr", "sitofp")
+    for k in range(rows):
+        halves = []
+        for moved in (_moved(builder, words, 24 - 16 * k), _moved(builder, words, 16 - 16 * k)):
+            whole = builder.binary(extend, moved, builder.int(24, moved))
+            halves.append(builder.bitcast(builder.convert(convert, whole, "float"), "i32"))
+        low = builder.binary("lshr", halves[0], builder.int(16, words))
+        joined = builder.binary("or", low, builder.binary("and", halves[1], builder.int(-0x10000, words)))
+        emitter.store_vector(_row_after(t, k), builder.emit(f"bitcast {joined} to <{2 * lanes} x i16>", "i16", 2 * lanes))
+
+
+def _row_after(place: Load, rows: int) -> Load:
+    """So many rows of pairs further."""
+    *lead, row, column, term = place.indices
+    return Load(place.buffer, (*lead, row + const(rows), column, term))
 
 
 def _moved(builder: FunctionBuilder, words: Value, bits: int) -> Value:
@@ -150,8 +173,8 @@ def _moved(builder: FunctionBuilder, words: Value, bits: int) -> Value:
 
 _EMITTERS: dict[str, Callable[[MemoryEmitter, Intrinsic, tuple[Expr, ...]], None]] = {"prefetch": _prefetch}
 
-for _narrow in (i4, u4):
-    _EMITTERS[spread_name(_narrow, bf16)] = _spread
+for _narrow in (i4, u4, i8, u8):
+    _EMITTERS[spread_name(_narrow, bf16)] = _spread_bytes if _narrow.per_byte == 1 else _spread_halves
 
 for _bits in (256, 512):
     _EMITTERS[dot_name(_bits, u8, i8)] = partial(_dot, partial(_call, "avx512.vpdpbusd"))

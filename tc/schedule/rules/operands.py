@@ -139,7 +139,8 @@ def tile_product(contraction: Contraction, dtype: DType) -> TileProduct:
     """What a contraction of operands of this type is to tile registers; symbolic sizes are taken to be usual ones."""
     sides = (contraction.rows[-1:], contraction.columns, contraction.depth)
     rows, columns, depth = (_count(contraction, axes, USUAL_PRODUCT) for axes in sides)
-    panel = depth_block(contraction.rhs, contraction.columns) if terms_in_words(contraction) > 1 else None
+    is_copied = terms_in_words(contraction) > 1 and groups_of_terms(contraction) != TOGETHER // dtype.size_bytes
+    panel = depth_block(contraction.rhs, contraction.columns) if is_copied or contraction.parts else None
     return TileProduct(rows, columns, depth, dtype, panel or 0, bool(contraction.parts))
 
 

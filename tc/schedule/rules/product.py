@@ -474,9 +474,9 @@ def _copy_words_for_dot(schedule: Schedule, product: TiledProduct, name: str, do
     groups, group = s.split(groups, 32 // load.dtype.bits // dot.depth)
     tiles, vectors, lane = s.split(columns, (None, tile.vectors, tile.lanes))
     if dot.depth == 2:
-        places, halves = s.split(group, 2)
-        s.reorder(tiles, groups, vectors, places, halves, lane, terms)
-        s.tensorize(places, spread_name(load.dtype, dot.rhs))
+        places = s.split(group, 2) if load.dtype.per_byte > 1 else (group,)
+        s.reorder(tiles, groups, vectors, *places, lane, terms)
+        s.tensorize(places[0], spread_name(load.dtype, dot.rhs))
         return
     s.reorder(tiles, groups, vectors, group, lane, terms)
     s.unroll(group)
