@@ -102,10 +102,11 @@ class Module:
         """Memory that is only read, from the start of a line of the cache, defined once for each content; returns its address."""
         text = "".join(f"\\{byte:02X}" for byte in content)
         defined = f'private unnamed_addr constant [{len(content)} x i8] c"{text}", align 64'
-        names = (name, *(f"{name}.{number}" for number in range(1, len(self.declarations) + 1)))
-        own = next(each for each in names if self.declarations.get(each, f"@{each} = {defined}") == f"@{each} = {defined}")
-        self.declarations[own] = f"@{own} = {defined}"
-        return f"@{own}"
+        for own in (name, *(f"{name}.{number}" for number in range(1, len(self.declarations) + 1))):
+            line = f"@{own} = {defined}"
+            if self.declarations.setdefault(own, line) == line:
+                return f"@{own}"
+        raise AssertionError("one of more names than there are declarations is free")
 
     def add_metadata(self, text: str) -> str:
         """A new metadata node; returns its reference."""

@@ -139,10 +139,14 @@ class _Rewriter:
         """Factors rounded to 16 bits and cast back, which kernels take in; what is made of fewer bits is as it is."""
         call = binding.value
         assert isinstance(call, Call)
-        known = {atom: self._wide(atom, binding.span) for atom in dict.fromkeys(atoms_of(call))}
-        for factor in filter(self.narrowing.rounds, factors_of(call)):
-            low = self._narrowed(factor)
-            known[factor] = self._bind(Call("cast", (low,), (("dtype", f32),)), _narrow_type(factor, f32), "rounded", binding.span)
+        rounded = set(filter(self.narrowing.rounds, factors_of(call)))
+        known: dict[Atom, Atom] = {}
+        for atom in dict.fromkeys(atoms_of(call)):
+            if atom in rounded:
+                cast = Call("cast", (self._narrowed(atom),), (("dtype", f32),))
+                known[atom] = self._bind(cast, _narrow_type(atom, f32), "rounded", binding.span)
+            else:
+                known[atom] = self._wide(atom, binding.span)
         self._define(binding, _with_operands(call, known))
 
     def _per_channel(self, bias: Atom, target: TensorVar, span: Span | None) -> Atom:

@@ -136,7 +136,8 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     instructions = schedule_tile_sum(schedule, total)
     schedule_before(schedule, operands.lhs, nest.lhs_place, product.target)
     _schedule_rhs(schedule, product, operands.rhs, nest)
-    around = nest.outer if not product.contraction.parts else [parts_loop(schedule, product.name)]
+    is_on_tiles = product.dot is not None and product.dot.grid is not None
+    around = [_parts_loop(schedule, product.name)] if is_on_tiles and product.contraction.parts else nest.outer
     for loop, instruction in instructions.items():
         schedule.tensorize(loop, instruction)
     if product.dot is not None and product.dot.grid is not None and product.around is None:
@@ -144,7 +145,7 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
         interleave_stores(schedule, product.name, around, pays)
 
 
-def parts_loop(schedule: Schedule, name: str) -> str:
+def _parts_loop(schedule: Schedule, name: str) -> str:
     """The loop over the parts of a sum."""
     outer = total_of(schedule, name)
     info = block_info(schedule, outer)
