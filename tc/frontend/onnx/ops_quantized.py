@@ -178,21 +178,26 @@ def import_qlinear_add(n: NodeContext) -> NodeResult:
 def import_qlinear_mul(n: NodeContext) -> NodeResult:
     """a b s + c: s is the product of the operands' scales over that of the result, c its zero point."""
     a, b = (n.call("sub", n.call("cast", n.value(k), dtype=f32), _zero_of(n, k + 2)) for k in (0, 3))
-    scale = n.call("div", n.call("mul", *(parameter(n, n.value(k), f32) for k in (1, 4))), parameter(n, n.value(6), f32))
+    scale = n.call("div", n.call("mul", *(_number(n, n.value(k)) for k in (1, 4))), _number(n, n.value(6)))
     less = n.call("sub", n.const(0, f32), _zero_of(n, 7))  # what is taken from a product is taken from it rounded
     return _rounded(n, n.call("sub", n.call("mul", n.call("mul", a, b), scale), less))
 
 
 def _with_steps(n: NodeContext, place: int, result_scale: ModelValue) -> tuple[ModelValue, ModelValue, ModelValue]:
     """Whole numbers, how many steps of the result one of them is, and their zero point, all as f32."""
-    steps = n.call("div", parameter(n, n.value(place + 1), f32), parameter(n, result_scale, f32))
+    steps = n.call("div", _number(n, n.value(place + 1)), _number(n, result_scale))
     return n.call("cast", n.value(place), dtype=f32), steps, _zero_of(n, place + 2)
+
+
+def _number(n: NodeContext, value: ModelValue) -> ModelValue:
+    """The one number of a scale or zero point, as f32; these operators have none for each channel."""
+    return scalar(n, cast(n, value, f32))
 
 
 def _zero_of(n: NodeContext, place: int) -> ModelValue:
     """A zero point as f32; 0 where there is none."""
     zero = n.optional(place)
-    return n.const(0, f32) if zero is None else n.call("cast", parameter(n, zero), dtype=f32)
+    return n.const(0, f32) if zero is None else _number(n, zero)
 
 
 def _rounded(n: NodeContext, steps: ModelValue) -> ModelValue:
@@ -275,7 +280,7 @@ def import_nhwc_max_pool(n: NodeContext) -> NodeResult:
 def import_qlinear_average_pool(n: NodeContext) -> NodeResult:
     x = _channels_first(n, _first(n))
     mean = _as_given(n, pool("avg_pool", n, x, count_include_pad=bool(n.attr("count_include_pad", 0))))
-    return _rounded(n, n.call("add", n.call("div", mean, parameter(n, n.value(3), f32)), _zero_of(n, 4)))
+    return _rounded(n, n.call("add", n.call("div", mean, _number(n, n.value(3))), _zero_of(n, 4)))
 
 
 @onnx_op("QLinearConcat", domain=_DOMAIN)
