@@ -48,7 +48,7 @@ LED_BY_ONNXRUNTIME = frozenset(
     SequenceInsert Unique ConvTranspose Unsqueeze""".split()
 )
 # Of these, what it gets wrong in most cases: alone it does not count.
-WRONG_BY_REFERENCE = frozenset(("LRN",))  # batches are taken for channels
+WRONG_BY_REFERENCE = frozenset("LRN LSTM GRU RNN".split())  # batches are taken for channels; lengths of sequences are ignored
 COMPARISONS = frozenset(("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"))
 CONTROL = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 _EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(np.float16): 2.0**-10}
@@ -101,6 +101,13 @@ def _pooled_otherwise(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bo
     return attrs.get("auto_pad", b"NOTSET").startswith(b"SAME") and max(attrs.get("dilations", [1])) > 1
 
 
+def _averaged_otherwise(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """The reference evaluator takes VALID for the kernel as it is without dilations."""
+    if _no_image(attrs, operands):
+        return True
+    return attrs.get("auto_pad", b"NOTSET") == b"VALID" and max(attrs.get("dilations", [1])) > 1
+
+
 def _classes_without_weight(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     """It runs as long as no label is of such a class."""
     return len(operands) > 2 and operands[2] is not None and operands[2].shape != operands[0].shape[1:2]
@@ -129,8 +136,8 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "RoiAlign": _no_image,
     "ConvTranspose": _same_with_gaps,
     "MaxPool": _pooled_otherwise,
-    "AveragePool": _no_image,
-    "LpPool": _no_image,
+    "AveragePool": _averaged_otherwise,
+    "LpPool": _averaged_otherwise,
     "LogSoftmax": _not_finite,
     "LRN": _not_finite,
     "Hardmax": _has_nan,

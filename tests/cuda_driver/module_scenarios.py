@@ -17,7 +17,7 @@ import tc
 from tc.codegen.cuda.device import open_device
 from tc.errors import InputError, LimitError, TcError
 from tc.frontend.onnx.node_context import ADAPTERS
-from tc.ir.dtype import f16
+from tc.ir.dtype import f16, f32
 from tc.ir.expr import Var
 from tc.ir.graph import TensorConst
 from tc.ir.module import IRModule
@@ -42,6 +42,7 @@ def main(x: f32[n]):
     z: f32[n] = mul(y, y)
     return y, z
 """
+SIX = np.arange(6, dtype=np.float32).reshape(3, 2)
 F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 ADAPTERS.pop(("", "Det"))  # so that nodes run on the reference
 fake = FakeDriver()
@@ -579,6 +580,38 @@ def convolutions_on_blocks_of_channels_run_by_matrix_instructions():
     for batch in (1, 2, 0):
         x = rng.integers(-1, 2, (batch, 1, 6, 5, 32)).astype(np.float16)
         np.testing.assert_array_equal(on_device(x), host(x))
+
+
+def rows_of_any_size_are_stacked_by_loops():
+    read = [helper.make_tensor_value_info(name, kind, None) for name, kind in (("i", I64), ("on", BOOL), ("held", F32))]
+    given = [helper.make_tensor_value_info(name, kind, None) for name, kind in (("again", BOOL), ("next", F32), ("row", F32))]
+    body_nodes = [
+        helper.make_node("Identity", ["on"], ["again"]),
+        helper.make_node("Add", ["held", "step"], ["next"]),
+        helper.make_node("Mul", ["next", "held"], ["row"]),
+    ]
+    body = helper.make_graph(body_nodes, "body", read, given)
+    nodes = [helper.make_node("Loop", ["trips", "yes", "x"], ["last", "rows"], body=body)]
+    constants = [numpy_helper.from_array(np.array(v), n) for v, n in ((np.float32(1), "step"), (True, "yes"))]
+    for shape in ([3, 2], ["n", 8], [8, "n"]):
+        inputs = [("x", F32, shape), ("trips", I64, [])]
+        module = tc.compile(onnx_model(nodes, inputs, [("rows", F32, ["t", *shape])], constants), target=PTX)
+        for n in (1, 2, 3, 8):
+            x = np.arange(8 * n, dtype=np.float32).reshape([n if dim == "n" else dim for dim in shape]) if "n" in shape else SIX
+            held = [x + k for k in range(5)]
+            expected = np.stack([a * b for a, b in zip(held[1:], held, strict=False)])
+            np.testing.assert_array_equal(module(x, np.int64(4)), expected)
+
+
+def what_a_thread_works_in_may_be_of_any_size():
+    rng, n = np.random.default_rng(5), Var("n")
+    builder = GraphBuilder()
+    found = builder.call("determinant", builder.param("x", tensor_type((3, n, n), f32)))
+    module = tc.compile(IRModule((builder.function("main", [found]),)), target=PTX)
+
+    for size in (1, 2, 5, 17, 0):
+        x = rng.standard_normal((3, size, size)).astype(np.float32)
+        np.testing.assert_allclose(module(x), np.linalg.det(x.astype(np.float64)), rtol=1e-3)
 
 
 if __name__ == "__main__":

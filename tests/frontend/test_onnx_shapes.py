@@ -191,6 +191,28 @@ def test_a_target_of_reshape_may_be_data(shape: list[int], rng: np.random.Genera
     check_against_onnxruntime(model, {"x": rng.standard_normal((2, 3, 4)).astype(F32), "t": i64(*shape)})
 
 
+def test_a_size_found_in_data_that_is_zero_takes_the_dim_of_the_input(rng: np.random.Generator) -> None:
+    inputs = {"x": (F32, [6, "m"]), "list": (F32, [4]), "start": (np.int64, [1])}
+    nodes = [
+        node("Slice", "list start end", "part"),
+        node("Shape", "part", "size"),
+        node("Concat", "two three size", "t", axis=0),
+        node("Reshape", "x t", "y"),
+    ]
+    model = make_model(nodes, inputs, ["y"], {"end": i64(4), "two": i64(6), "three": i64(-1)})
+    fixed = make_model(nodes, inputs, ["y"], {"end": i64(4), "two": i64(3), "three": i64(2)})
+    numbers = rng.standard_normal(4).astype(F32)
+
+    for start in range(4):
+        check_against_onnxruntime(model, {"x": rng.standard_normal((6, 12)).astype(F32), "list": numbers, "start": i64(start)})
+    check_against_onnxruntime(fixed, {"x": rng.standard_normal((6, 3)).astype(F32), "list": numbers, "start": i64(1)})
+    with pytest.raises(InputError, match="reshape"):
+        run(load_model(fixed), {"x": rng.standard_normal((6, 3)).astype(F32), "list": numbers, "start": i64(4)})
+    nodes[2] = node("Concat", "size two three", "t", axis=0)
+    square = make_model(nodes, inputs, ["y"], {"end": i64(4), "two": i64(3), "three": i64(2)})
+    check_against_onnxruntime(square, {"x": rng.standard_normal((6, 6)).astype(F32), "list": numbers, "start": i64(4)})
+
+
 @pytest.mark.parametrize(("op", "target"), [("Expand", [3, 1, 4]), ("Tile", [2, 1, 3]), ("Expand", [1, 5, 1])])
 def test_other_shapes_may_be_data(op: str, target: list[int], rng: np.random.Generator) -> None:
     inputs = {"x": (F32, [1, 5, 4]), "t": (np.int64, [3])}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
+from tc.frontend.onnx.control_flow import dims_bound_in
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import axes_from_data, count_of, vector, with_axes, without_axes
 from tc.frontend.onnx.size_elements import make_elements
@@ -15,7 +16,8 @@ from tc.frontend.onnx.values import ModelValue, StringsValue, constant_value, el
 from tc.ir import dtype as dtypes
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64, u64
-from tc.ir.expr import Const, Expr, Mul, ceildiv, const, equal, floordiv, is_const, maximum, minimum
+from tc.ir.expr import Const, Expr, Mul, Var, ceildiv, const, equal, floordiv, is_const, maximum, minimum
+from tc.ir.node import walk
 from tc.ir.types import product
 from tc.ops.common import normalize_axis
 from tc.ops.registry import Requirement
@@ -159,9 +161,25 @@ def _reshaped(n: NodeContext, source: Sequence[Expr], target: list[Expr], allow_
             dims.append(source[d])
         else:
             dims.append(dim)
+    if not allow_zero and prove(equal(product(tuple(source)), product(tuple(dims))), n.facts) is not True:
+        dims = _copied_where_zero(n, source, dims)
     if inferred is not None:
         dims[inferred] = _remaining(n, source, dims)
     return tuple(dims)
+
+
+def _copied_where_zero(n: NodeContext, source: Sequence[Expr], dims: list[Expr]) -> list[Expr]:
+    """Sizes that operators find in data, of tensors that are not empty where these are 0: a 0 takes the dim of the input."""
+    factors = [set(walk(dim)) for dim in source]
+    from_data: set[Var] | None = None
+    for d, dim in enumerate(dims[: len(source)]):
+        if is_const(dim) or any(dim in each for each in factors) or prove(dim > 0, n.facts) is True:
+            continue
+        if from_data is None:
+            from_data = dims_bound_in(n.graph.builder)
+        if any(node in from_data for node in walk(dim)):
+            dims[d] = dim + source[d] * (1 - minimum(dim, 1))
+    return dims
 
 
 def _remaining(n: NodeContext, source: Sequence[Expr], dims: Sequence[Expr]) -> Expr:

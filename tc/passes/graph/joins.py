@@ -51,7 +51,7 @@ def part_offset(value: object) -> Expr | None:
     if place is None or types[0].dtype.per_byte > 1:  # type: ignore[union-attr]
         return None
     offset = place * types[0].dtype.size_bytes  # type: ignore[union-attr]
-    return offset if _is_aligned(offset) else None
+    return offset if is_aligned(offset) else None
 
 
 def pays(binding: Binding, made: Mapping[TensorVar, Binding], facts: Facts = EMPTY) -> bool:
@@ -71,7 +71,7 @@ def parts_of(func: Function) -> Mapping[TensorVar, JoinPart]:
         if is_join(binding.value):
             for operand, offset in operands_of(binding):
                 root = _root(operand, made)
-                if root is not None and root not in found and _is_aligned(offset):
+                if root is not None and root not in found and is_aligned(offset):
                     found[root] = JoinPart(binding.targets[0], offset)
     return found
 
@@ -85,7 +85,7 @@ def operands_of(binding: Binding) -> Iterator[tuple[Atom, Expr]]:
         offset = offset + operand.type.size_bytes
 
 
-def _is_aligned(offset: Expr) -> bool:
+def is_aligned(offset: Expr) -> bool:
     """Whether a number of bytes is a multiple of ALIGNMENT for all dims."""
     known = polynomial(offset)
     return all(count % ALIGNMENT == 0 for count in (*known.terms.values(), known.constant))

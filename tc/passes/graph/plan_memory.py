@@ -38,7 +38,7 @@ from tc.ir.plan import (
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import ALIGNMENT, StorageRegion, assign_offsets, region_of_type
-from tc.passes.graph.joins import is_join, made_here, operands_of, part_offset, parts_of, view_root
+from tc.passes.graph.joins import is_aligned, is_join, made_here, operands_of, part_offset, parts_of, view_root
 from tc.passes.graph.place_on_host import is_on_host, is_small
 from tc.passes.graph.storages import NOT_YET, PossibleReuse, Storage, StorageView, have_same_size, is_whole
 
@@ -478,9 +478,9 @@ class _Planner:
         return holder
 
     def _want_scanned(self, result: Atom, target: TensorVar, index: Var, body: Function) -> None:
-        """Let a value that is stacked be made in its row of the stack."""
+        """Let a value that is stacked be made in its row of the stack, where all rows begin as kernels may ask of what they write."""
         made = made_here(body)
-        if isinstance(result, TensorVar) and result in made:
+        if isinstance(result, TensorVar) and result in made and is_aligned(_tensor_type(result).size_bytes):
             root = view_root(result, made)
             if root is not None and self._fits(root, target):
                 self.wanted.setdefault(root, self._row(target, _tensor_type(result), index))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tc.ir.arith import Facts, simplify
+from tc.ir.bounds import bounds
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, call, const
 from tc.ir.launch import has_launch
 from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, Store, seq
@@ -22,21 +24,25 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
     for the threads that run them, of which there are at most so many. Without `threads`, a loop as long as data or another loop says
     runs its iterations one after the other then: the caller cannot know how many there are. A
     vectorized loop does so in any case: its lanes would share the buffer.
-    The lifted buffers follow the outputs and count as outputs. What launches allocate stays there; what is around one never fits.
+    The lifted buffers follow the outputs and count as outputs. What launches allocate stays there if its size is known to have a bound;
+    else each block or thread gets a part of a lifted one. What is around a launch never fits.
     """
     lifted: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = {}
     kept: list[Alloc] = []
     serial: set[For] = set()
-    dims = set(func.dims)
+    dims, facts = set(func.dims), Facts.of(func.facts)
 
-    def visit(stmt: Node, parallel: tuple[For, ...], lanes: tuple[For, ...] = ()) -> None:
+    def visit(stmt: Node, parallel: tuple[For, ...], lanes: tuple[For, ...] = (), in_launch: tuple[For, ...] = ()) -> None:
         if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
             parallel = (*parallel, stmt)
         if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZED:
             lanes = (*lanes, stmt)
         if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
-            return  # what a launch allocates is its blocks' and threads' own
-        if isinstance(stmt, Alloc):
+            in_launch = (*in_launch, stmt)
+        if isinstance(stmt, Alloc) and in_launch:  # it is its block's or its thread's own
+            if not all(_is_bounded(dim, facts) for dim in stmt.buffer.shape) and _is_known_outside(stmt.buffer, in_launch, dims):
+                lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, in_launch, 0)
+        elif isinstance(stmt, Alloc):
             if _fits_stack(stmt.buffer, max_stack_bytes) and not has_launch(stmt.body):
                 kept.append(stmt)
             else:
@@ -45,7 +51,7 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
                 lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel if threads else tuple(even), threads)
         for child in children(stmt):
             if isinstance(child, Stmt):
-                visit(child, parallel, lanes)
+                visit(child, parallel, lanes, in_launch)
 
     visit(func.body, ())
     if not lifted and all(alloc.buffer.scope != "global" for alloc in kept):
@@ -82,6 +88,16 @@ def _one_by_one(stmt: Stmt, loops: set[Var]) -> Stmt:
         return replace(node, kind=LoopKind.SERIAL) if isinstance(node, For) and node.var in loops else None
 
     return transform(stmt, rewrite) if loops else stmt
+
+
+def _is_bounded(dim: Expr, facts: Facts) -> bool:
+    return bounds(simplify(dim, facts), facts).hi is not None
+
+
+def _is_known_outside(buffer: Buffer, loops: tuple[For, ...], dims: set[Var]) -> bool:
+    """Whether so many buffers as the loops have iterations can be allocated around them."""
+    sizes = (*buffer.shape, *(loop.extent for loop in loops))
+    return all(variables(size) <= dims and not reads_memory(size) for size in sizes)
 
 
 def _fits_stack(buffer: Buffer, max_stack_bytes: int) -> bool:
