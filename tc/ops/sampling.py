@@ -166,7 +166,6 @@ register(
         _run_grid_taps,
         _compute_grid_taps,
         {"sizes": REQUIRED, "mode": "linear", "padding": "zeros", "align_corners": False},
-        apart=True,
         samples=_grids,
     )
 )

@@ -198,7 +198,7 @@ DEVICE_FINISH = """
     simplify_loops,
     drop_unread_scratch,
     whole_vectors,
-    lift_workspace(max_stack_bytes=0, threads=0),  # what is outside of launches: a device sees neither the stack nor the workers of the host
+    lift_workspace(max_stack_bytes=0, threads=0),  # around launches: a device has neither stack nor workers of the host
     mark_in_place,
     check_accesses,                 # while threads fork and join: a check around several loops over threads is then the same for all
     report_in_order,                # threads that fail at once would report now one of them, now another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd, prod
 
 from tc.ir.arith import linear_coefficients, prove
@@ -43,6 +44,12 @@ LINE_BYTES = 64
 LEAST_PART = 2 * LINE_BYTES
 """Bytes of a part of a row that is copied by itself: what is left of vectors at its end is then little of it."""
 
+MANY = 1 << 30
+"""Iterations of a loop of unknown extent."""
+
+MOST_SHARING = 4
+"""Iterations of a loop that share what chooses their elements, at most: each reads other memory."""
+
 ROWS_ACROSS = 8
 """Rows from which an element that was chosen for all is taken without a loop."""
 
@@ -55,6 +62,10 @@ def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
     infos = block_infos(schedule.func)
     if not infos or not all(info.is_spatial or not info.loops for info in infos):
         return None
+    *before, last = [info for info in infos if info.is_spatial and info.loops] or [infos[-1]]
+    if before and (sharing := _schedule_sharing(schedule, last, target)) is not None:
+        schedule_before(schedule, [info.name for info in before], sharing.vectors if sharing.by_all else None, target)
+        return "elementwise"
     for info in infos:
         if info.is_spatial and info.loops:
             for name in _parts(schedule, info):
@@ -97,6 +108,8 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     if row and schedule.choose(block, "row_by_row", (False, True), True, ordered=False):
         _schedule_rows(schedule, info, loops, row, lanes_for(info, target))
         return
+    if _schedule_sharing(schedule, info, target) is not None:
+        return
     *outer, last = loops
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
@@ -123,6 +136,49 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         set_parallel(schedule, block, outer, extent or usual_row)
     else:
         set_parallel(schedule, block, [out], vectors * lanes)
+
+
+def _sharing_choices(info: BlockInfo, outer: list[str], last: str) -> str | None:
+    """The innermost loop for all of whose iterations loads choose the same elements, several for each lane; None where none is."""
+    places = {node.name: axis.var for axis in info.block.axes for node in walk(axis.value) if isinstance(node, Var)}
+    loads = {load for load in loads_of(info) if any(reads_memory(index) for index in load.indices)}
+    if sum(any(places.get(last) in variables(index) for index in load.indices if reads_memory(index)) for load in loads) < 2:
+        return None
+    chosen = {index for load in loads for index in load.indices if reads_memory(index)}
+    for loop in reversed(outer):
+        axis = places.get(loop)
+        if axis is not None and not any(axis in variables(index) for index in chosen):
+            return loop
+    return None
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """`vectors`: the loop over vectors of elements that are chosen once; `by_all`: for all iterations of the loop that shares them."""
+
+    vectors: str
+    by_all: bool
+
+
+def _schedule_sharing(schedule: Schedule, info: BlockInfo, target: Target) -> _Sharing | None:
+    """Find once what chooses a vector of elements, for a few iterations of an outer loop; None where nothing is chosen that way."""
+    *outer, last = schedule.loops_of(info.name)
+    extent = extent_value(schedule, last)
+    lanes = stream_lanes(info, target, extent)
+    sharing = _sharing_choices(info, outer, last)
+    if sharing is None or (extent is not None and extent < lanes):
+        return None
+    most = extent_value(schedule, sharing) or MANY
+    few = schedule.choose(info.name, "sharing", [count for count in (1, 2, 3, 4, 8) if count <= most], min(most, MOST_SHARING))
+    around, some = schedule.split(sharing, few)
+    vectors, inside = schedule.split(last, lanes)
+    outer = [around if loop == sharing else loop for loop in outer]
+    schedule.reorder(*outer, vectors, some, inside)
+    schedule.unroll(some)
+    schedule.vectorize(inside)
+    peel(schedule, *(loop for loop, size, step in ((around, most, few), (vectors, extent, lanes)) if size is None or size % step))
+    set_parallel(schedule, info.name, outer, (extent or USUAL_ROW) * few)
+    return _Sharing(vectors, few == most)
 
 
 def schedule_before(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
