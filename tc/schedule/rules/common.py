@@ -249,11 +249,13 @@ def divisors(number: int) -> list[int]:
 def set_parallel(schedule: Schedule, block: str, loops: list[str], work: int) -> str | None:
     """Run the nest of `loops` around `block` in parallel; returns the name of the innermost.
 
-    `work`: what one iteration of that one does, in elements.
+    `work`: what one iteration of that one does, in elements. Symbolic extents together are taken to be USUAL_PRODUCT: where they are less
+    the grain leaves one task.
     """
     if not loops:
         return None
-    pays = known_product(schedule, loops) * work >= 2 * TASK_ELEMENTS
+    is_known = all(extent_value(schedule, loop) is not None for loop in loops)
+    pays = known_product(schedule, loops, 1) * (1 if is_known else USUAL_PRODUCT) * work >= 2 * TASK_ELEMENTS
     if schedule.cores > 1:
         pays = schedule.choose(block, "parallel", (False, True), pays, ordered=False)
     if not pays:
