@@ -46,6 +46,7 @@ from tc.ir.loop import (
 from tc.ir.node import binders
 from tc.ir.tree_loop import TreeLoop
 from tc.ir.types import product
+from tc.ir.uses import buffers_read
 from tc.passes.loop.interleave_stores import interleave_stores
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.tile_registers import keep_in_tiles
@@ -87,6 +88,7 @@ class KernelEmitter(ExpressionEmitter):
         self.symbol = symbol
         self.func = func
         self.inputs = frozenset(func.inputs)
+        self.read_back = buffers_read(func.body) - self.inputs
         self.parallel_count = 0
         self.report = report_buffer(func)
         self.tree: TreeLoop | None = None

@@ -363,7 +363,7 @@ class MemoryEmitter(PlaceEmitter):
                 old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
                 value = self.b.select(self.b.splat(self.mask, lanes), value, old)
             if self.mask is None or buffer.scope == "register":
-                if buffer.scope == "local":
+                if buffer in self.read_back and buffer.scope != "register":
                     self._store_parts(buffer, uniform, known, value)
                 else:
                     self.store_at(buffer, pointer, value)

@@ -57,6 +57,7 @@ class PlaceEmitter:
         self.dependence: dict[Expr, bool] = {}
         self.aliasing = aliasing
         self.inputs: frozenset[Buffer] = frozenset()  # what the kernel stores nothing to
+        self.read_back: frozenset[Buffer] = frozenset()  # what it stores and reads
         self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
         self.prefetch_places: set[object] = set()

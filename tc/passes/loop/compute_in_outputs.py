@@ -10,8 +10,9 @@ from tc.ir.uses import touches, variables
 from tc.passes.loop.mark_in_place import Site, is_one_to_one, is_stored_once
 from tc.passes.manager import loop_pass
 
-LEAST_BYTES = 4096
-"""What a smaller part of a buffer, all of it that is alive at once, holds stays in registers or near them."""
+LEAST_BYTES = 1024
+"""What a smaller part of a buffer, all of it that is alive at once, holds stays in registers or near them. Of a larger one the lines of the
+output are fetched while it is computed, and not when all is there."""
 
 
 @loop_pass
