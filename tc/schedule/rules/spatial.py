@@ -171,14 +171,14 @@ def _schedule_sharing(schedule: Schedule, info: BlockInfo, target: Target) -> _S
     most = extent_value(schedule, sharing) or MANY
     few = schedule.choose(info.name, "sharing", [count for count in (1, 2, 3, 4, 8) if count <= most], min(most, MOST_SHARING))
     around, some = schedule.split(sharing, few)
-    vectors, inside = schedule.split(last, lanes)
+    vectors = cut_overlapped(schedule, last, lanes)
     outer = [around if loop == sharing else loop for loop in outer]
-    schedule.reorder(*outer, vectors, some, inside)
+    schedule.reorder(*outer, vectors.around, some, vectors.inside)
     schedule.unroll(some)
-    schedule.vectorize(inside)
-    peel(schedule, *(loop for loop, size, step in ((around, most, few), (vectors, extent, lanes)) if size is None or size % step))
+    schedule.vectorize(vectors.inside)
+    peel(schedule, *(loop for loop, is_whole in ((around, most % few == 0), (vectors.around, vectors.is_whole)) if not is_whole))
     set_parallel(schedule, info.name, outer, (extent or USUAL_ROW) * few)
-    return _Sharing(vectors, few == most)
+    return _Sharing(vectors.around, few == most)
 
 
 def schedule_before(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
