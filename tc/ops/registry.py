@@ -36,7 +36,8 @@ AxisKeys = Sequence["Sequence[object] | None"]
 class Form(Enum):
     """How an operand of the blocked form of an operator is made from the plain one.
 
-    PLAIN: as it is. CHANNELS: axis 1 is cut into blocks. FEW: it is one block, of FEW_CHANNELS. OUTPUTS: axis 0 is cut. WEIGHTS: axis 1,
+    PLAIN: as it is. CHANNELS: axis 1 is cut into blocks. FEW: it is one block, of FEW_CHANNELS.
+    ROWS: the same, and a pixel has all that a row of the kernel reads for it. OUTPUTS: axis 0 is cut. WEIGHTS: axis 1,
     then axis 0. GROUPED: the same, but in a block of axis 1 the terms that an instruction adds up at once lie side by side, behind axis 0.
     BROADCAST: axis 1 of the result's rank, where the operand has it; a one is appended otherwise. In every case blocks become last axes.
     """
@@ -44,6 +45,7 @@ class Form(Enum):
     PLAIN = "plain"
     CHANNELS = "channels"
     FEW = "few"
+    ROWS = "rows"
     OUTPUTS = "outputs"
     WEIGHTS = "weights"
     GROUPED = "grouped"
@@ -51,16 +53,27 @@ class Form(Enum):
 
 
 @dataclass(frozen=True)
+class RowForm:
+    """What the form ROWS is made by: so many pixels of `fill` before and after, for each axis of the image; attributes of `row_windows`."""
+
+    around: tuple[tuple[int, int], ...]
+    fill: float
+    attrs: tuple[tuple[str, AttrValue], ...]
+
+
+@dataclass(frozen=True)
 class BlockedForm:
     """The call that computes the same result with axis 1 cut into blocks: operator, attributes, how it takes each operand.
 
-    `as_words`: the first two operands are widened to i16, for instructions that add two such products at once.
+    `as_words`: the first two operands are widened to i16, for instructions that add two such products at once. `rows`: of the
+    first operand, if it has the form ROWS.
     """
 
     op: str
     attrs: tuple[tuple[str, AttrValue], ...]
     operands: tuple[Form, ...]
     as_words: bool = False
+    rows: RowForm | None = None
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from tc.ir.types import TensorType
 from tc.ir.x86_intrinsics import dot_name
 from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder, full_attrs, operand_types
-from tc.ops.registry import BlockedForm, Form, get_op, inference
+from tc.ops.registry import BlockedForm, Form, RowForm, get_op, inference
 from tc.ops.window import FEW_CHANNELS
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
@@ -50,6 +50,11 @@ from tc.passes.graph.tile_layout import (
     is_pointwise,
     multiplies_on_tiles,
     pays_on_tiles,
+    row_form,
+    row_product,
+    row_weights,
+    rows_pay,
+    seconds_of,
     seconds_on_tiles,
     widths_for_tiles,
 )
@@ -280,6 +285,8 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
     form = rule(types, full_attrs(call), block)
     if form is None or not is_const(result.shape[1]):
         return None
+    if (rows := _row_form(call, form, result, block, rates, facts)) is not None:
+        return rows
     if Form.GROUPED in form.operands:
         is_of_words = form.as_words  # which tile registers have no products of
         takes = _takes_groups(call, rates) and not (is_of_words and rates.tiles is not None)
@@ -290,6 +297,17 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
         paired = tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands)
         return dataclasses.replace(form, operands=paired)
     return form
+
+
+def _row_form(call: Call, form: BlockedForm, result: TensorType, block: int, rates: Rates, facts: Facts) -> BlockedForm | None:
+    """A convolution of few channels that tile registers multiply, a row of the kernel at a time; of images of known sizes."""
+    is_few = form.op == "conv_blocked" and call.op in CONVOLUTIONS and form.operands[0] in (Form.PLAIN, Form.FEW)
+    if not is_few or rates.tiles is None or not all(map(is_const, result.shape[2:])):
+        return None
+    if not (_takes_groups(call, rates) if Form.GROUPED in form.operands else rates.halves_blocked and _takes_pairs(call, block)):
+        return None
+    rows = None if form.as_words else row_form(call, form)
+    return rows if rows is not None and rows_pay(call, rows, result, block, rates.tiles, facts) else None
 
 
 def _takes_pairs(call: Call, block: int) -> bool:
@@ -344,7 +362,7 @@ def _choose(
         for operand, taken in zip(call.args, form.operands, strict=False):
             if taken is Form.CHANNELS:
                 want(operand, "either", binding)
-            elif taken in (Form.PLAIN, Form.FEW):
+            elif taken in (Form.PLAIN, Form.FEW, Form.ROWS):
                 want(operand, "plain", binding)
     for result in func.results:
         if isinstance(result, TensorVar):
@@ -399,6 +417,10 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     assert weights is not None and isinstance(weights.type, TensorType)
     flops = 2.0 * _elements(result, facts) * _elements(weights.type, facts) / max(channels, 1) * waste
     is_depthwise = is_const(weights.type.shape[1], 1)
+    if form is not None and rates.tiles is not None and form.rows is not None:
+        product = row_product(call, form, result, block, facts)
+        copied = product.images * product.height * product.width * product.steps * product.row_bytes
+        return seconds_of(product, rates.tiles) + copied / rates.moves
     if form is not None and rates.tiles is not None and {Form.CHANNELS, Form.GROUPED} <= {*form.operands} and not is_depthwise:
         return seconds_on_tiles(call, result, block, rates.tiles, facts)
     if form is not None:
@@ -507,12 +529,25 @@ class _Rewriter:
             case Form.FEW:
                 few = self.builder.call("block", self._plain(atom), axis=1, block=FEW_CHANNELS)
                 return self._as_words(few) if taker.as_words else few
+            case Form.ROWS:
+                return self._rows(self.builder.call("block", self._plain(atom), axis=1, block=FEW_CHANNELS), taker.rows)
             case Form.OUTPUTS:
                 return self.builder.call("block", self._plain(atom), axis=0, block=self.block)
             case Form.WEIGHTS:
                 inputs = self.builder.call("block", self._plain(atom), axis=1, block=self.block)
                 return self.builder.call("block", inputs, axis=0, block=self.block)
         return self._plain(atom)
+
+    def _rows(self, image: Atom, form: RowForm | None) -> Atom:
+        """What each row of a kernel reads, of an image [n, 1, h, w, b]."""
+        assert form is not None and isinstance(image.type, TensorType)
+        n, one, height, width, pixel = image.type.shape
+        rows = self.builder.call("reshape", image, shape=(n, one, height, width * pixel))
+        (top, bottom), (left, right) = form.around
+        if top or bottom or left or right:
+            fill = TensorConst(np.asarray(form.fill, image.type.dtype.numpy), "fill")
+            rows = self.builder.call("pad", rows, fill, pads=(0, 0, top, left * FEW_CHANNELS, 0, 0, bottom, right * FEW_CHANNELS))
+        return self.builder.call("row_windows", rows, **dict(form.attrs))
 
     def _plain(self, atom: Atom) -> Atom:
         """The plain form of a value, bound to its own variable."""
@@ -551,6 +586,7 @@ class _Rewriter:
             if form is Form.GROUPED:
                 assert isinstance(in_block, int), "a convolution on blocks"
                 values = atom.value.astype(np.int16) if taker.as_words else atom.value
+                values = row_weights(values, in_block) if taker.rows else values
                 array = grouped_weights(values, in_block, self.block)
             else:
                 array = _blocked_array(atom.value, form, rank, self.block)

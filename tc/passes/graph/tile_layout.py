@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
 from tc.ir.dtype import DType, bf16, u8
@@ -13,7 +15,10 @@ from tc.ir.graph import Call
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.types import TensorType
 from tc.ir.x86_intrinsics import TILE_ROWS, tile_dot_name
-from tc.ops.build import full_attrs
+from tc.ops.build import full_attrs, operand_types
+from tc.ops.registry import BlockedForm, Form, RowForm
+from tc.ops.row_windows import row_channels
+from tc.ops.window import FEW_CHANNELS
 from tc.schedule.rules.matrix_tiles import TILE_BYTES
 from tc.schedule.rules.window_cost import WindowProduct
 from tc.target import Target
@@ -67,6 +72,49 @@ def _product(call: Call, result: TensorType, block: int, facts: Facts) -> Window
     if is_pointwise(call, weights.type):
         height, width = 1, height * width
     return window_product((count, -(-outputs // block), height, width, block), math.prod(taps) * -(-inputs // block), image.type.dtype)
+
+
+def row_form(call: Call, form: BlockedForm) -> BlockedForm | None:
+    """A convolution of few channels as one of what each row of its kernel reads, side by side as channels; None where there are no rows."""
+    attrs, (image, weights) = full_attrs(call), operand_types(call)[:2]
+    assert isinstance(image, TensorType) and isinstance(weights, TensorType)
+    own = dict(form.attrs)
+    strides, pads, dilations = (tuple(own[name]) for name in ("strides", "pads", "dilations"))  # type: ignore[arg-type]
+    if len(strides) != 2 or attrs.groups != 1 or is_const(weights.shape[3], 1) or min(pads) < 0:
+        return None
+    kernel = int(weights.shape[3])  # type: ignore[call-overload]
+    channels = row_channels(kernel, FEW_CHANNELS, TILE_BYTES // image.dtype.size_bytes)
+    own |= {"strides": (strides[0], 1), "pads": (0, 0, 0, 0), "dilations": (dilations[0], 1), "in_channels": channels, "in_block": channels}
+    more = (channels // FEW_CHANNELS - kernel) * dilations[1]
+    rows = {"kernel": kernel, "stride": strides[1], "dilation": dilations[1], "channels": channels, "pixel": FEW_CHANNELS}
+    operands = (Form.ROWS, Form.GROUPED, Form.OUTPUTS)[: len(form.operands)]
+    top, left, bottom, right = pads
+    padded = RowForm(((top, bottom), (left, right + more)), float(own.get("fill", 0)), tuple(rows.items()))
+    return BlockedForm(form.op, tuple(own.items()), operands, rows=padded)
+
+
+def row_product(call: Call, form: BlockedForm, result: TensorType, block: int, facts: Facts) -> WindowProduct:
+    """What the rule for convolutions on tiles takes one of rows for."""
+    image, weights = operand_types(call)[:2]
+    assert isinstance(image, TensorType) and isinstance(weights, TensorType)
+    row_bytes = dict(form.attrs)["in_channels"] * image.dtype.size_bytes  # type: ignore[operator]
+    steps = typical(weights.shape[2], facts) * -(-row_bytes // TILE_BYTES)
+    count, _, height, width = (typical(dim, facts) for dim in result.shape)
+    columns = -(-typical(weights.shape[0], facts) // block) * block
+    return WindowProduct(count, height, max(width, 1), columns, block, steps, min(row_bytes, TILE_BYTES), image.dtype)
+
+
+def rows_pay(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, facts: Facts) -> bool:
+    """Whether tiles take fewer cycles for it than vectors."""
+    return block % TILE_ROWS == 0 and row_product(call, form, result, block, facts).pays(target)
+
+
+def row_weights(array: np.ndarray, channels: int) -> np.ndarray:
+    """[o, i, taps, kernel] -> [o, channels, taps, 1]: for each pixel of a row its channels."""
+    outputs, inputs, taps, kernel = array.shape
+    made = np.zeros((outputs, channels // FEW_CHANNELS, FEW_CHANNELS, taps, 1), array.dtype)
+    made[:, :kernel, :inputs, :, 0] = array.transpose(0, 3, 1, 2)
+    return made.reshape(outputs, channels, taps, 1)
 
 
 def window_product(result: Sequence[int], blocks: int, dtype: DType) -> WindowProduct:
