@@ -54,11 +54,14 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class RowForm:
-    """What the form ROWS is made by: so many pixels of `fill` before and after, for each axis of the image; attributes of `row_windows`."""
+    """What the form ROWS is made by: so many pixels of `fill` before and after, for each axis of the image; then `row_windows`."""
 
     around: tuple[tuple[int, int], ...]
     fill: float
-    attrs: tuple[tuple[str, AttrValue], ...]
+    kernel: int
+    stride: int
+    dilation: int
+    channels: int
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -547,7 +548,8 @@ class _Rewriter:
         if top or bottom or left or right:
             fill = TensorConst(np.asarray(form.fill, image.type.dtype.numpy), "fill")
             rows = self.builder.call("pad", rows, fill, pads=(0, 0, top, left * FEW_CHANNELS, 0, 0, bottom, right * FEW_CHANNELS))
-        return self.builder.call("row_windows", rows, **dict(form.attrs))
+        own: dict[str, Any] = {"kernel": form.kernel, "stride": form.stride, "dilation": form.dilation}
+        return self.builder.call("row_windows", rows, **own, channels=form.channels, pixel=FEW_CHANNELS)
 
     def _plain(self, atom: Atom) -> Atom:
         """The plain form of a value, bound to its own variable."""

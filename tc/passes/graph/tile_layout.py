@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,28 +77,27 @@ def _product(call: Call, result: TensorType, block: int, facts: Facts) -> Window
 
 def row_form(call: Call, form: BlockedForm) -> BlockedForm | None:
     """A convolution of few channels as one of what each row of its kernel reads, side by side as channels; None where there are no rows."""
-    attrs, (image, weights) = full_attrs(call), operand_types(call)[:2]
+    image, weights = operand_types(call)[:2]
     assert isinstance(image, TensorType) and isinstance(weights, TensorType)
-    own = dict(form.attrs)
-    strides, pads, dilations = (tuple(own[name]) for name in ("strides", "pads", "dilations"))  # type: ignore[arg-type]
-    if len(strides) != 2 or attrs.groups != 1 or is_const(weights.shape[3], 1) or min(pads) < 0:
+    own: dict[str, Any] = dict(form.attrs)
+    strides, pads, dilations = own["strides"], own["pads"], own["dilations"]
+    if len(strides) != 2 or own["groups"] != 1 or is_const(weights.shape[3], 1) or min(pads) < 0:
         return None
-    kernel = int(weights.shape[3])  # type: ignore[call-overload]
+    kernel = int(weights.shape[3])
     channels = row_channels(kernel, FEW_CHANNELS, TILE_BYTES // image.dtype.size_bytes)
-    own |= {"strides": (strides[0], 1), "pads": (0, 0, 0, 0), "dilations": (dilations[0], 1), "in_channels": channels, "in_block": channels}
-    more = (channels // FEW_CHANNELS - kernel) * dilations[1]
-    rows = {"kernel": kernel, "stride": strides[1], "dilation": dilations[1], "channels": channels, "pixel": FEW_CHANNELS}
-    operands = (Form.ROWS, Form.GROUPED, Form.OUTPUTS)[: len(form.operands)]
     top, left, bottom, right = pads
-    padded = RowForm(((top, bottom), (left, right + more)), float(own.get("fill", 0)), tuple(rows.items()))
-    return BlockedForm(form.op, tuple(own.items()), operands, rows=padded)
+    right += (channels // FEW_CHANNELS - kernel) * dilations[1]
+    rows = RowForm(((top, bottom), (left, right)), own.get("fill", 0), kernel, strides[1], dilations[1], channels)
+    own |= {"strides": (strides[0], 1), "pads": (0, 0, 0, 0), "dilations": (dilations[0], 1), "in_channels": channels, "in_block": channels}
+    operands = (Form.ROWS, Form.GROUPED, Form.OUTPUTS)[: len(form.operands)]
+    return BlockedForm(form.op, tuple(own.items()), operands, rows=rows)
 
 
 def row_product(call: Call, form: BlockedForm, result: TensorType, block: int, facts: Facts) -> WindowProduct:
     """What the rule for convolutions on tiles takes one of rows for."""
     image, weights = operand_types(call)[:2]
-    assert isinstance(image, TensorType) and isinstance(weights, TensorType)
-    row_bytes = dict(form.attrs)["in_channels"] * image.dtype.size_bytes  # type: ignore[operator]
+    assert isinstance(image, TensorType) and isinstance(weights, TensorType) and form.rows is not None
+    row_bytes = form.rows.channels * image.dtype.size_bytes
     steps = typical(weights.shape[2], facts) * -(-row_bytes // TILE_BYTES)
     count, _, height, width = (typical(dim, facts) for dim in result.shape)
     columns = -(-typical(weights.shape[0], facts) // block) * block
