@@ -24,7 +24,8 @@ from tc.ir.structural import first_difference
 from tc.ir.verify import verify
 from tc.ops import blocked
 from tc.ops.registry import OPS
-from tc.passes.graph.convert_layout import DEVICE_BLOCK, block_axes, convert_layout
+from tc.passes.graph.blocked_literals import block_axes
+from tc.passes.graph.convert_layout import DEVICE_BLOCK, convert_layout
 from tc.passes.manager import run_pipeline
 from tc.passes.pipeline import SIMPLIFY
 from tc.runtime.builder import ModuleBuilder, build_module

@@ -23,7 +23,7 @@ from tc.ir.parser import parse_module
 from tc.ir.types import tensor_type
 from tc.ir.x86_intrinsics import NUM_TILES
 from tc.ops.blocked import compute_matmul_packed
-from tc.passes.graph.convert_layout import grouped_weights
+from tc.passes.graph.blocked_literals import grouped_weights
 from tc.passes.graph.pack_matmul import in_groups
 from tc.passes.loop.interleave_stores import interleave_stores
 from tc.passes.loop.intrinsics import select_intrinsics

@@ -20,7 +20,7 @@ from tc.ir.uses import buffers_written
 from tc.ir.x86_intrinsics import is_tile_dot
 from tc.ops.blocked import compute_conv_blocked, infer_conv_blocked, reference_conv_blocked
 from tc.ops.registry import OPS
-from tc.passes.graph.convert_layout import block_axes, grouped_weights
+from tc.passes.graph.blocked_literals import block_axes, grouped_weights
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.loop.tile_registers import keep_in_tiles

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,10 +40,10 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ir.x86_intrinsics import dot_name
-from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder, full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, RowForm, get_op, inference
 from tc.ops.window import FEW_CHANNELS
+from tc.passes.graph.blocked_literals import blocked_array, grouped_weights, row_weights
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.graph.tile_layout import (
@@ -53,7 +52,6 @@ from tc.passes.graph.tile_layout import (
     pays_on_tiles,
     row_form,
     row_product,
-    row_weights,
     rows_pay,
     seconds_of,
     seconds_on_tiles,
@@ -591,7 +589,7 @@ class _Rewriter:
                 values = row_weights(values, in_block) if taker.rows else values
                 array = grouped_weights(values, in_block, self.block)
             else:
-                array = _blocked_array(atom.value, form, rank, self.block)
+                array = blocked_array(atom.value, form, rank, self.block)
             self.literals[key] = TensorConst(array, atom.name, span=atom.span)
         return self.literals[key]
 
@@ -606,47 +604,3 @@ class _Rewriter:
         if type_.rank == rank - 1:
             atom = self.builder.call("unsqueeze", atom, axes=(0,))
         return self.builder.call("block", atom, axis=1, block=self.block)
-
-
-def _blocked_array(array: np.ndarray, form: Form, rank: int, block: int) -> np.ndarray:
-    """A literal as the blocked form of its operator takes it; lanes past the end are zeros."""
-    match form:
-        case Form.CHANNELS:
-            return block_axes(array, (1,), block)
-        case Form.FEW:
-            return block_axes(array, (1,), FEW_CHANNELS)
-        case Form.OUTPUTS:
-            return block_axes(array, (0,), block)
-        case Form.WEIGHTS:
-            return block_axes(array, (1, 0), block)
-    if array.ndim == 0:
-        return array
-    if array.ndim < rank - 1 or array.shape[1 - (rank - array.ndim)] == 1:
-        return array[..., None]
-    return block_axes(array.reshape((1,) * (rank - array.ndim) + array.shape), (1,), block)
-
-
-def grouped_weights(array: np.ndarray, in_block: int, block: int) -> np.ndarray:
-    """[o, i, *kernel] -> [ceil(o / block), ceil(i / in_block), *kernel, in_block / g, block, g], g elements having 32 bits."""
-    group = 4 // array.dtype.itemsize
-    blocked = block_axes(block_axes(array, (1,), in_block), (0,), block)
-    *outer, inputs, outputs = blocked.shape
-    return contiguous(blocked.reshape(*outer, inputs // group, group, outputs).swapaxes(-1, -2))
-
-
-def block_axes(array: np.ndarray, axes: Sequence[int], block: int) -> np.ndarray:
-    """Cut each of `axes`, in this order, into blocks; every block becomes the last axis. Padded with zeros."""
-    pads = [(0, -size % block if axis in axes else 0) for axis, size in enumerate(array.shape)]
-    if any(after for _, after in pads):
-        array = np.pad(array, pads)
-    shape: list[int] = []
-    places: dict[int, int] = {}
-    outer: list[int] = []
-    for axis, size in enumerate(array.shape):
-        outer.append(len(shape))
-        shape.append(size // block if axis in axes else size)
-        if axis in axes:
-            places[axis] = len(shape)
-            shape.append(block)
-    order = [*outer, *(places[axis] for axis in axes)]
-    return contiguous(array.reshape(shape).transpose(order))

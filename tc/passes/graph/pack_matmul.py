@@ -21,7 +21,7 @@ from tc.ir.types import tensor_type
 from tc.ir.x86_intrinsics import dot_name, tile_dot_name
 from tc.ops.arrays import contiguous
 from tc.ops.build import GraphBuilder
-from tc.passes.graph.convert_layout import block_axes
+from tc.passes.graph.blocked_literals import block_axes
 from tc.passes.graph.knobs import knob_of_call
 from tc.passes.graph.pack_blocks import block_rules
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
 from tc.ir.dtype import DType, bf16, u8
@@ -107,14 +105,6 @@ def row_product(call: Call, form: BlockedForm, result: TensorType, block: int, f
 def rows_pay(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, facts: Facts) -> bool:
     """Whether tiles take fewer cycles for it than vectors."""
     return block % TILE_ROWS == 0 and row_product(call, form, result, block, facts).pays(target)
-
-
-def row_weights(array: np.ndarray, channels: int) -> np.ndarray:
-    """[o, i, taps, kernel] -> [o, channels, taps, 1]: for each pixel of a row its channels."""
-    outputs, inputs, taps, kernel = array.shape
-    made = np.zeros((outputs, channels // FEW_CHANNELS, FEW_CHANNELS, taps, 1), array.dtype)
-    made[:, :kernel, :inputs, :, 0] = array.transpose(0, 3, 1, 2)
-    return made.reshape(outputs, channels, taps, 1)
 
 
 def window_product(result: Sequence[int], blocks: int, dtype: DType) -> WindowProduct:
