@@ -51,9 +51,8 @@ from tc.passes.graph.tile_layout import (
     multiplies_on_tiles,
     pays_on_tiles,
     row_form,
-    row_product,
     rows_pay,
-    seconds_of,
+    seconds_of_rows,
     seconds_on_tiles,
     widths_for_tiles,
 )
@@ -306,7 +305,7 @@ def _row_form(call: Call, form: BlockedForm, result: TensorType, block: int, rat
     if not (_takes_groups(call, rates) if Form.GROUPED in form.operands else rates.halves_blocked and _takes_pairs(call, block)):
         return None
     rows = None if form.as_words else row_form(call, form)
-    return rows if rows is not None and rows_pay(call, rows, result, block, rates.tiles, facts) else None
+    return rows if rows is not None and rows_pay(call, rows, result, block, rates.tiles, rates.moves, facts) else None
 
 
 def _takes_pairs(call: Call, block: int) -> bool:
@@ -417,9 +416,7 @@ def _seconds(binding: Binding, form: BlockedForm | None, block: int, rates: Rate
     flops = 2.0 * _elements(result, facts) * _elements(weights.type, facts) / max(channels, 1) * waste
     is_depthwise = is_const(weights.type.shape[1], 1)
     if form is not None and rates.tiles is not None and form.rows is not None:
-        product = row_product(call, form, result, block, facts)
-        copied = product.images * product.height * product.width * product.steps * product.row_bytes
-        return seconds_of(product, rates.tiles) + copied / rates.moves
+        return seconds_of_rows(call, form, result, block, rates.tiles, rates.moves, facts)
     if form is not None and rates.tiles is not None and {Form.CHANNELS, Form.GROUPED} <= {*form.operands} and not is_depthwise:
         return seconds_on_tiles(call, result, block, rates.tiles, facts)
     if form is not None:

@@ -18,10 +18,13 @@ from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, RowForm
 from tc.ops.row_windows import row_channels
 from tc.ops.window import FEW_CHANNELS
-from tc.schedule.rules.matrix_tiles import TILE_BYTES
+from tc.schedule.rules.matrix_tiles import AFTER_VECTOR_CYCLES, TILE_BYTES
 from tc.schedule.rules.window_cost import WindowProduct
 from tc.target import Target
 from tc.target.machine import machine_of
+
+FOUR_BY_FOUR = 16
+"""How many times as long elements take that are copied four at a time."""
 
 
 def multiplies_on_tiles(target: Target) -> bool:
@@ -102,9 +105,27 @@ def row_product(call: Call, form: BlockedForm, result: TensorType, block: int, f
     return WindowProduct(count, height, max(width, 1), columns, block, steps, min(row_bytes, TILE_BYTES), image.dtype)
 
 
-def rows_pay(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, facts: Facts) -> bool:
-    """Whether tiles take fewer cycles for it than vectors."""
-    return block % TILE_ROWS == 0 and row_product(call, form, result, block, facts).pays(target)
+def seconds_of_rows(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, moves: float, facts: Facts) -> float:
+    """The estimated time of a convolution of rows, these being written and read at `moves` bytes/s; element by element where pixels between
+    are left out."""
+    assert form.rows is not None
+    product = row_product(call, form, result, block, facts)
+    copied = product.images * product.height * product.width * product.steps * product.row_bytes
+    return seconds_of(product, target) + copied * (2 if form.rows.dilation == 1 else FOUR_BY_FOUR) / moves
+
+
+def rows_pay(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, moves: float, facts: Facts) -> bool:
+    """Whether tiles take less time for it, the copy of rows included, than vectors, which read floats as they lie and bytes in fours."""
+    image, weights = operand_types(call)[:2]
+    assert isinstance(image, TensorType) and isinstance(weights, TensorType)
+    if block % TILE_ROWS:
+        return False
+    machine, product = machine_of(target), row_product(call, form, result, block, facts)
+    _, channels, *kernel = (typical(dim, facts) for dim in weights.shape)
+    steps = math.prod(kernel) * (channels if image.dtype.is_float else FEW_CHANNELS / max(machine.i8_dots_per_fma, 1.0))
+    vectors = product.images * product.height * product.width * -(-product.columns // target.lanes(32))
+    on_vectors = vectors * (steps / machine.fma_per_cycle + AFTER_VECTOR_CYCLES) / machine.clock_hz
+    return product.pays(target) and seconds_of_rows(call, form, result, block, target, moves, facts) < on_vectors
 
 
 def window_product(result: Sequence[int], blocks: int, dtype: DType) -> WindowProduct:
