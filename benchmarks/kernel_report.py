@@ -103,8 +103,9 @@ TABLES: dict[str, Table] = {
     "native": Table(
         "Other operators, three sizes of each",
         "Beside onnxruntime and OpenVINO, of those that run them and give the same, and numpy and torch where they have the operator. The "
-        "limit, where memory is one, is a native loop over as many bytes as must move at least. Rows for 2 threads, and of drawn sizes, were "
-        "measured on 2026-11-25 and 26 while other programs kept both cores busy: ratios hold, with wide quartiles where memory is the limit, and times do not.",
+        "limit, where memory is one, is a native loop over as many bytes as must move at least. Rows for 2 threads, and of drawn sizes, "
+        "were measured on 2026-11-25 and 26 while other programs kept both cores busy: ratios hold, with wide quartiles where memory is "
+        "the limit, and times do not.",
         "peer",
         2.0,
         1.0,
