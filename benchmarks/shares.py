@@ -1,7 +1,7 @@
 """Which share of what the machine can multiply low-precision products and convolutions reach.
 
     python -m benchmarks.shares                     8 bits, on the widest unit there is
-    python -m benchmarks.shares --target x86-64-v4+avx512vnni
+    python -m benchmarks.shares --isa vnni          without tile registers
     python -m benchmarks.shares --seed 7            channels, rows and images drawn by a seed
 
 The peak is a loop of nothing but products, between registers, as many of them independent as hide their latency; it is timed in turns
@@ -17,10 +17,10 @@ from functools import partial
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 import tc
-from benchmarks.products import Arrays, integers, node
+from benchmarks.precision import ISAS, held_target
+from benchmarks.products import Arrays, integers, model, node
 from tc.codegen.llvm.jit import compile_object, link
 from tc.measure.harness import Plan, time_interleaved
 from tc.target import Target, native_target
@@ -86,22 +86,15 @@ end:
     return lambda steps: (library, run(steps, place.ctypes.data)), macs
 
 
-def quantized(nodes: list[onnx.NodeProto], inputs: Arrays, literals: Arrays) -> onnx.ModelProto:
-    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items()]
-    constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in literals.items()]
-    graph = helper.make_graph(nodes, "share", infos, [helper.make_empty_tensor_value_info("y")], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
 def scales(rng: np.random.Generator, outputs: int, depth: int) -> Arrays:
     """Of a sum of `depth` products of bytes, so that the results fill theirs; one scale of the weights for each output."""
     return {
-        "sx": np.float32(0.02),
-        "zx": np.uint8(128),
+        "sx": np.array(0.02, np.float32),
+        "zx": np.array(128, np.uint8),
         "sw": rng.uniform(0.005, 0.01, outputs).astype(np.float32),
         "zw": np.zeros(outputs, np.int8),
-        "sy": np.float32(0.02 * 0.0075 * 73 * 73 * depth**0.5 / 40),
-        "zy": np.uint8(128),
+        "sy": np.array(0.02 * 0.0075 * 73 * 73 * depth**0.5 / 40, np.float32),
+        "zy": np.array(128, np.uint8),
     }
 
 
@@ -109,7 +102,7 @@ def product(rng: np.random.Generator, rows: int, depth: int, columns: int) -> tu
     inputs = {"x": integers(rng, np.uint8, rows, depth)}
     literals = {"w": integers(rng, np.int8, depth, columns), **scales(rng, columns, depth)}
     nodes = [node("QLinearMatMul", ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy"], "y")]
-    return quantized(nodes, inputs, literals), inputs, rows * depth * columns
+    return model(nodes, inputs, literals), inputs, rows * depth * columns
 
 
 def convolutions(rng: np.random.Generator, channels: int, outputs: int, image: int, kernel: int) -> tuple[onnx.ModelProto, Arrays, int]:
@@ -124,7 +117,7 @@ def convolutions(rng: np.random.Generator, channels: int, outputs: int, image: i
         literals |= {f"{each}{k}": array for each, array in made.items()}
         held = [f"{each}{k}" for each in ("sx", "zx", "w", "sw", "zw", "sy", "zy", "b")]
         nodes.append(node("QLinearConv", [name, *held], name := "y" if k == CHAIN - 1 else f"y{k}", pads=[kernel // 2] * 4))
-    return quantized(nodes, inputs, literals), inputs, CHAIN * channels * outputs * kernel**2 * image * image
+    return model(nodes, inputs, literals), inputs, CHAIN * channels * outputs * kernel**2 * image * image
 
 
 def rows(rng: np.random.Generator, drawn: bool) -> Iterator[tuple[str, tuple[onnx.ModelProto, Arrays, int]]]:
@@ -147,13 +140,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=6.0, help="for each row")
     parser.add_argument("--seed", type=int, help="draw the sizes")
-    parser.add_argument("--target", default="native")
+    parser.add_argument("--isa", default="", choices=["", "vnni"], help="hold kernels to these instructions (default: all there are)")
     given = parser.parse_args()
-    target = native_target() if given.target == "native" else Target.parse(given.target)
+    target = held_target(native_target(), ISAS[given.isa])
     loop, step_macs = peak_loop(target)
     print(f"share of the peak; {target.cpu}, {'tiles' if 'amx-int8' in target.features else f'{target.vector_bits} bits'}, one thread")
-    for name, (model, inputs, macs) in rows(np.random.default_rng(given.seed or 0), given.seed is not None):
-        module = tc.compile(model, given.target, threads=1)
+    for name, (graph, inputs, macs) in rows(np.random.default_rng(given.seed or 0), given.seed is not None):
+        module = tc.compile(graph, target, threads=1)
         steps = max(1, macs // step_macs)
         timings = time_interleaved({"peak": partial(loop, steps), "tc": partial(module.run, inputs)}, Plan(budget_seconds=given.seconds))
         ratio = timings.ratio("peak", "tc")

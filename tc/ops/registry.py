@@ -36,9 +36,9 @@ AxisKeys = Sequence["Sequence[object] | None"]
 class Form(Enum):
     """How an operand of the blocked form of an operator is made from the plain one.
 
-    PLAIN: as it is. CHANNELS: axis 1 is cut into blocks. FEW: it is one block, of FEW_CHANNELS.
-    ROWS: the same, and a pixel has all that a row of the kernel reads for it. OUTPUTS: axis 0 is cut. WEIGHTS: axis 1,
-    then axis 0. GROUPED: the same, but in a block of axis 1 the terms that an instruction adds up at once lie side by side, behind axis 0.
+    PLAIN: as it is. CHANNELS: axis 1 is cut into blocks. FEW: it is one block, of FEW_CHANNELS. ROWS: the same, and a pixel has all that a
+    row of the kernel reads for it. OUTPUTS: axis 0 is cut. WEIGHTS: axis 1, then axis 0. GROUPED: the same, but in a block of axis 1 the
+    terms that an instruction adds up at once lie side by side, behind axis 0.
     BROADCAST: axis 1 of the result's rank, where the operand has it; a one is appended otherwise. In every case blocks become last axes.
     """
 
