@@ -173,6 +173,11 @@ def in_bounds(indices: Sequence[Expr], shape: Sequence[Expr], facts: Facts) -> E
     return logical_and(*(simplify(index < dim, facts) for index, dim in zip(indices, shape, strict=True)))
 
 
+def is_inside(indices: Sequence[Expr], shape: Sequence[Expr], facts: Facts) -> bool:
+    """Whether there is an element at the indices, proven."""
+    return all(prove(logical_and(index >= 0, index < dim), facts) is True for index, dim in zip(indices, shape, strict=True))
+
+
 SCOPES = ("global", "local", "register", "shared", "fragment")
 
 

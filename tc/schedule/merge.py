@@ -7,11 +7,22 @@ from math import prod
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import Buffer, Expr, Load, Var, const, equal
+from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, const, equal, logical_and
 from tc.ir.loop import AxisKind, BlockAxis, For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
 from tc.ir.node import Node, replace, substitute, transform, walk
-from tc.schedule.layout import facts_of_axes
-from tc.schedule.tree import Place, find_block, find_buffer, fresh_names, loop_var, own_root, replace_stmt
+from tc.ir.uses import variables
+from tc.schedule.layout import facts_of_axes, is_inside
+from tc.schedule.tree import (
+    Place,
+    facts_at,
+    find_block,
+    find_buffer,
+    fresh_names,
+    loop_var,
+    own_root,
+    replace_stmt,
+    writers_of,
+)
 
 
 def fuse_axes(func: PrimFunc, block: str, axes: Sequence[int]) -> PrimFunc:
@@ -94,13 +105,7 @@ def loops_of_axes(place: Place, axes: Sequence[BlockAxis], what: str) -> list[Fo
     root, name = own_root(place), place.block.name
     if len(root.path) + len(place.loops) != len(place.path) or root.loops:
         raise ScheduleError(f"{what}: the loops of block {name} are not its own")
-    found = []
-    for axis in axes:
-        loop = next((loop for loop in place.loops if loop.var is axis.value), None)
-        users = [each for each in place.block.axes if loop is not None and any(node is loop.var for node in walk(each.value))]
-        if loop is None or loop.kind is not LoopKind.SERIAL or axis.kind is not AxisKind.SPATIAL or len(users) != 1:
-            raise ScheduleError(f"{what}: axis {axis.var.name} of block {name} is not spatial, and driven by a serial loop of its own")
-        found.append(loop)
+    found = [_driving_loop(place, axis, what) for axis in axes]
     if any(node in {loop.var for loop in found} for loop in place.loops for node in walk(loop.extent)):
         raise ScheduleError(f"{what}: loops of block {name} run as far as others say")
     return found
@@ -133,6 +138,73 @@ def merge_dims(func: PrimFunc, buffer: str, axes: Sequence[int]) -> PrimFunc:
         return replace(node, buffer=new, indices=(simplify(place, facts), *(node.indices[k] for k in others)))
 
     return substitute(replace(func, body=transform(func.body, rewrite)), {old: new})
+
+
+def run_on(func: PrimFunc, block: str, axes: Sequence[int], pitch: int, extent: int) -> PrimFunc:
+    """Let a block have one axis, of `extent`, in place of two: it runs on from row to row, which begin `pitch` apart. What is between rows,
+    and behind the last, nobody reads.
+
+        for i in 7: for j in 7: for k in 3: C[i, j] += A[i * 9 + j + k]      =>      for q in 64: for k in 3: C[q] += A[q + k]
+        for i in 7: for j in 7: D[i, j] = C[i, j]                                    for i in 7: for j in 7: D[i, j] = C[i * 9 + j]
+
+    Raises ScheduleError unless serial loops, one directly inside the other, drive the axes, which are spatial, and no others; the block
+    writes a scratch buffer at them, alone; and it reads what lies at `i * pitch + j`, as far as the new axis goes.
+    """
+    place = find_block(func, block)
+    what, own, facts = f"run_on: block {block}", place.block, facts_at(func, place)
+    _check_numbers(axes, len(own.axes), what)
+    rows, columns = (own.axes[k] for k in axes) if len(axes) == 2 else (None, None)
+    if rows is None or columns is None or own.where is not TRUE or not isinstance(own.body, Store):
+        raise ScheduleError(f"{what} has conditions or several statements, or {tuple(axes)} are not two axes")
+    inner = _driving_loop(place, columns, what)
+    outer = _driving_loop(place, rows, what)
+    if outer.body is not inner or any({outer.var, inner.var} & variables(loop.extent) for loop in place.loops):
+        names = f"{inner.var.name} is not directly inside loop {outer.var.name}"
+        raise ScheduleError(f"{what}: its loop {names}, or others run as far as they say")
+    old = own.body.buffer
+    at = next((k for k, index in enumerate(own.body.indices) if index is rows.var), -1)
+    is_written = at >= 0 and own.body.indices[at + 1 : at + 2] == (columns.var,)
+    if old in func.buffers or old.strides is not None or len(writers_of(func, old)) != 1 or not is_written:
+        raise ScheduleError(f"{what} does not write a scratch buffer at these axes, alone")
+    if any(isinstance(node, IntrinsicCall) and any(getattr(o, "buffer", None) is old for o in node.operands) for node in walk(func.body)):
+        raise ScheduleError(f"{what}: an intrinsic uses buffer {old.name}")
+    last = (rows.extent - 1) * pitch + columns.extent
+    if prove(logical_and(columns.extent <= pitch, last <= extent), facts) is not True:
+        raise ScheduleError(f"{what}: rows of {columns.extent} do not fit, {rows.extent} of them {pitch} apart in {extent}")
+    new = Buffer(old.name, (*old.shape[:at], const(extent), *old.shape[at + 2 :]), old.dtype, old.scope)
+
+    def merged(node: Node) -> Node | None:
+        if not isinstance(node, (Load, Store)) or node.buffer is not old:
+            return None
+        i, j = node.indices[at : at + 2]
+        return replace(node, buffer=new, indices=(*node.indices[:at], simplify(i * pitch + j), *node.indices[at + 2 :]))
+
+    (name,) = fresh_names(func, [f"{outer.var.name}{inner.var.name}"])
+    loop, var = loop_var(name), Var(f"v{name}", columns.var.dtype)
+    inside = facts_of_axes(func).with_range(var, const(extent))
+    axis = BlockAxis(var, const(extent), AxisKind.SPATIAL, loop)
+    bare = replace(own, axes=tuple(each for each in own.axes if each is not columns))
+    made = simplified_accesses(substitute(transform(bare, merged), {columns.var: var - rows.var * pitch}), inside)
+    made = replace(made, axes=tuple(axis if each.var is rows.var else each for each in bare.axes))
+    if rows.var in variables(made):
+        raise ScheduleError(f"{what} reads what does not lie at {rows.var.name} * {pitch} + {columns.var.name}")
+    for node in walk(made):
+        if isinstance(node, Load) and not is_inside(node.indices, node.buffer.shape, inside):
+            raise ScheduleError(f"{what} would read {node}, of which there are {tuple(map(str, node.buffer.shape))}")
+    body = transform(inner.body, lambda node: made if node is own else None)
+    around = Place(outer, place.path[: place.path.index(outer)])
+    func = replace_stmt(func, around, For(loop, const(extent), body))  # type: ignore[arg-type]
+    return substitute(replace(func, body=transform(func.body, merged)), {old: new})
+
+
+def _driving_loop(place: Place, axis: BlockAxis, what: str) -> For:
+    """The serial loop that drives a spatial axis by itself, and no other axis."""
+    loop = next((loop for loop in place.loops if loop.var is axis.value), None)
+    users = [each for each in place.block.axes if loop is not None and loop.var in variables(each.value)]
+    if loop is None or loop.kind is not LoopKind.SERIAL or axis.kind is not AxisKind.SPATIAL or len(users) != 1:
+        name = f"axis {axis.var.name} of block {place.block.name}"
+        raise ScheduleError(f"{what}: {name} is not spatial, and driven by a serial loop of its own")
+    return loop
 
 
 def _product(extents: Sequence[Expr]) -> Expr:

@@ -88,6 +88,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "tile_axes": merge.tile_axes,
     "cut_choices": parts.cut_choices,
     "merge_dims": merge.merge_dims,
+    "run_on": merge.run_on,
     "set_scope": layout.set_scope,
     "pad_rows": layout.pad_rows,
     "transform_layout": layout.transform_layout,
@@ -140,7 +141,7 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
-_NUMBERS = "axis copies length divisor multiple factor stages elements at_least tile tile_cost other other_cost".split()
+_NUMBERS = "axis copies length divisor multiple factor stages elements at_least tile tile_cost other other_cost pitch extent".split()
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
@@ -496,6 +497,9 @@ class Schedule:
 
     def merge_dims(self, buffer: str, axes: Sequence[int]) -> None:
         self._do("merge_dims", buffer, tuple(axes))
+
+    def run_on(self, block: str, axes: Sequence[int], pitch: int, extent: int) -> None:
+        self._do("run_on", block, tuple(axes), pitch, extent)
 
     def pad_einsum(self, block: str, multiples: Sequence[int]) -> None:
         self._do("pad_einsum", block, tuple(multiples))

@@ -362,14 +362,15 @@ def step_of_rows(contraction: Contraction) -> tuple[int, bool] | None:
     for each in contraction.info.block.axes:
         facts = facts.with_range(each.var, each.extent)
     number, facts = number_of_row(indices, shape, facts)
-    step = _coefficient(simplify(number, facts), axis)
+    step = step_along(simplify(number, facts), axis)
     if step is None:
         return None
-    is_plain = _coefficient(indices[-1], axis) == step and all(_coefficient(index, axis) == 0 for index in indices[:-1])
+    is_plain = step_along(indices[-1], axis) == step and all(step_along(index, axis) == 0 for index in indices[:-1])
     return step, not is_plain
 
 
-def _coefficient(index: Expr, axis: Var) -> int | None:
+def step_along(index: Expr, axis: Var) -> int | None:
+    """How much an index grows with an axis; None where that differs."""
     form = linear_coefficients(index, [axis])
     factor = const(0) if form is None else form[0].get(axis, const(0))
     return int(factor.value) if form is not None and isinstance(factor, Const) else None

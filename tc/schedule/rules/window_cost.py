@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
 from tc.ir.dtype import DType, bf16
-from tc.ir.x86_intrinsics import TILE_ROWS
+from tc.ir.x86_intrinsics import NUM_TILES, TILE_ROWS
 from tc.schedule.rules.common import divisors
 from tc.schedule.rules.matrix_tiles import (
     AFTER_VECTOR_CYCLES,
@@ -36,7 +36,8 @@ class WindowProduct:
     """A convolution as sums of products of tiles: of `images` images of `height` rows of `width` pixels, for `columns` channels, `lanes` of
     them side by side.
 
-    `steps`: products of tiles that a tile of sums adds up, each of `row_bytes` of a pixel.
+    `steps`: products of tiles that a tile of sums adds up, each of `row_bytes` of a pixel. `is_run_on`: a row is the whole image, with the
+    padding between its rows, of which nobody reads the sums.
     """
 
     images: int
@@ -47,6 +48,11 @@ class WindowProduct:
     steps: int
     row_bytes: int
     dtype: DType
+    is_run_on: bool = False
+
+    def run_on(self, pitch: int) -> WindowProduct:
+        """With tiles that run on across the ends of rows of pixels, which lie `pitch` apart, padding included."""
+        return replace(self, height=1, width=(self.height - 1) * pitch + self.width, is_run_on=True)
 
     @property
     def rows(self) -> int:
@@ -55,6 +61,8 @@ class WindowProduct:
 
     def grids(self) -> list[WindowGrid]:
         """All that the registers allow and that the result fills."""
+        if self.is_run_on:  # one operand of each side at a time
+            return [(across, 1, 1) for across in range(1, min(NUM_TILES - 2, -(-self.width // self.rows)) + 1)]
         across, below = (range(1, min(MOST_SUMS, count) + 1) for count in (self.width // max(self.rows, 1), self.height))
         wide = [count for count in divisors(max(self.lanes // TILE_ROWS, 1)) if count <= MOST_SUMS]
         return [grid for grid in product(across, below, wide) if prod(grid) <= MOST_SUMS] or [(1, 1, 1)]
@@ -62,6 +70,15 @@ class WindowProduct:
     def best_grid(self, target: Target) -> WindowGrid:
         """The grid of the least cycles; of equal ones, the one that loads least."""
         return min(self.grids(), key=lambda grid: (self.cycles(grid, target), grid[0] * grid[1] + grid[2]))
+
+    def best_cycles(self, target: Target) -> float:
+        """Of the best grid."""
+        return self.cycles(self.best_grid(target), target)
+
+    def extent(self, grid: WindowGrid) -> int:
+        """Of a row of pixels in whole tiles."""
+        size = grid[0] * self.rows
+        return -(-self.width // size) * size
 
     def product_cycles(self, target: Target) -> float:
         """Of one product of tiles."""
@@ -81,7 +98,7 @@ class WindowProduct:
         step = max(high * wide * self.product_cycles(target), PRODUCT_LATENCY, loads)
         stores = high * wide * part * machine.tile_store_cycles
         after = high * wide * self.rows * vectors_of_tile_row(target) * AFTER_VECTOR_CYCLES
-        return cycles_of_tiles(self.tiles(grid), self.steps * step, stores, after, is_interleaved)
+        return cycles_of_tiles(self.tiles(grid), self.steps * step, stores, after, is_interleaved and not self.is_run_on)
 
     def interleaving_pays(self, grid: WindowGrid, target: Target) -> bool:
         """Whether what follows the sums of a tile is better done between the products of the next."""
@@ -108,4 +125,4 @@ class WindowProduct:
     def pays(self, target: Target) -> bool:
         """Whether tiles, whose rates must be known, take fewer cycles than vectors."""
         has_rates = machine_of(target).amx_i8_per_cycle > 0 and machine_of(target).amx_bf16_per_cycle > 0
-        return has_rates and self.cycles(self.best_grid(target), target) < self.cycles_on_vectors(target)
+        return has_rates and self.best_cycles(target) < self.cycles_on_vectors(target)

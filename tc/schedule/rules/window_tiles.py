@@ -9,7 +9,7 @@ Source: the batch-reduced products of "High-Performance Deep Learning via a Sing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tc.ir.dtype import DType, bf16
@@ -17,7 +17,7 @@ from tc.ir.expr import Const, Var, const
 from tc.ir.x86_intrinsics import TILE_OPERANDS, TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
 from tc.schedule.analysis import Contraction
 from tc.schedule.rules.common import divisors, extent_value, known_product, set_parallel, stream_lanes
-from tc.schedule.rules.epilogue import block_info, driving_loops, result_lanes
+from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, result_lanes
 from tc.schedule.rules.matrix_tiles import TILE_BYTES
 from tc.schedule.rules.operands import (
     LONGEST_CHAIN,
@@ -25,9 +25,10 @@ from tc.schedule.rules.operands import (
     grouped_axis,
     groups_of_terms,
     is_in_place,
+    step_along,
     step_of_rows,
 )
-from tc.schedule.rules.roles import roles_of
+from tc.schedule.rules.roles import Roles, roles_of
 from tc.schedule.rules.spatial import schedule_block
 from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, interleave_stores, is_moved, loops_of_sum, unroll
 from tc.schedule.rules.window_cost import BAND_OF_L2, WindowGrid, WindowProduct
@@ -52,7 +53,8 @@ TASKS_OF_CORE = 8
 class WindowTiles:
     """Which instruction sums a convolution: the types of its operands, and the shape of its tiles; and what it is a product of.
 
-    `is_symbolic`: how many pixels there are in a row is not known.
+    `is_symbolic`: how many pixels there are in a row is not known. `pitch`: how many lie from row to row of the padded image, where tiles
+    may run on across the ends of rows; else 0.
     """
 
     lhs: DType
@@ -60,6 +62,12 @@ class WindowTiles:
     shape: TileShape
     product: WindowProduct
     is_symbolic: bool
+    pitch: int = 0
+
+    def run_on(self) -> WindowTiles:
+        """Those that run on across the ends of rows."""
+        product = self.product.run_on(self.pitch)
+        return replace(self, product=product, shape=TileShape(product.rows, self.shape.row_bytes))
 
     @property
     def name(self) -> str:
@@ -98,7 +106,20 @@ def choose_window_tiles(contraction: Contraction, target: Target, strict: bool =
     columns = prod(_extent(contraction, axis) or 1 for axis in (*contraction.columns, *contraction.batch))
     product = WindowProduct(images, height, TILE_ROWS if width is None else width, columns, lane, total, row_bytes, lhs)
     shape = TileShape(product.rows, row_bytes, *step)
-    return WindowTiles(lhs, rhs, shape, product, width is None) if product.pays(target) else None
+    tiles = WindowTiles(lhs, rhs, shape, product, width is None, _pitch(contraction))
+    return tiles if product.pays(target) or (tiles.pitch and tiles.run_on().product.pays(target)) else None
+
+
+def _pitch(contraction: Contraction) -> int:
+    """How many pixels lie from row to row of the image that a convolution reads, in scratch memory, one after the other; else 0."""
+    image, rows = contraction.lhs, contraction.rows[-2:]
+    *_, below, beside, _ = image.indices
+    sizes = [_extent(contraction, axis) for axis in rows]
+    is_known = len(rows) == 2 and all(sizes) and all(isinstance(dim, Const) for dim in image.buffer.shape)
+    if not is_known or contraction.info.writes[0].indices[-3:-1] != rows:
+        return 0
+    are_neighbours = all(step_along(index, axis) == 1 for index, axis in zip((below, beside), rows, strict=True))
+    return int(image.buffer.shape[-2].value) if are_neighbours else 0  # type: ignore[attr-defined]
 
 
 def _operands(contraction: Contraction, target: Target) -> tuple[DType, DType, int] | None:
@@ -130,10 +151,16 @@ def schedule_window_tiles(
 ) -> None:
     """Schedule the convolution, the block `final` that stores it, and those that pad the image, `before`."""
     s, name = schedule, contraction.info.name
-    default = tiles.product.best_grid(target)
-    grid = s.choose(name, "tile_grid", tiles.product.grids(), default, ordered=False)
+    flat = _in_one_row(s, contraction, before, tiles, target)
+    tiles, grid = flat or (tiles, _choose_grid(s, name, tiles.product, target))
+    contraction = contraction_of(s, name)
     nest = _cut_result(s, contraction, final, before, tiles, grid, target)
     s.compute_at(name, nest.anchor)
+    if flat:
+        axes = [axis.var for axis in contraction.info.block.axes]
+        rows = [axes.index(axis) for axis in contraction.rows[-2:]]
+        s.run_on(name, rows, tiles.pitch, tiles.product.extent(grid))
+        contraction = contraction_of(s, name)
     *rows, column = nest.inner
     vectors, lane = cut_vectors(s, column, result_lanes(s, column, target, target.vector_bits // 32))
     s.vectorize(lane)
@@ -144,6 +171,38 @@ def schedule_window_tiles(
     for loop, instruction in instructions.items():
         s.tensorize(loop, instruction)
     interleave_stores(s, name, nest.outer, tiles.product.interleaving_pays(grid, target))
+
+
+def _choose_grid(schedule: Schedule, name: str, product: WindowProduct, target: Target) -> WindowGrid:
+    return schedule.choose(name, "tile_grid", product.grids(), product.best_grid(target), ordered=False)
+
+
+def _in_one_row(
+    schedule: Schedule, contraction: Contraction, before: list[str], tiles: WindowTiles, target: Target
+) -> tuple[WindowTiles, WindowGrid] | None:
+    """Let all pixels of a padded image lie in one dim, with as many behind them as tiles read that run on across the ends of rows, if that
+    is wanted and legal: these tiles, and their grid."""
+    s, name, image = schedule, contraction.info.name, contraction.lhs.buffer
+    maker = next((each for each in before if image in block_info(s, each).written_buffers), None)
+    if maker is None or not tiles.pitch:
+        return None
+    flat = tiles.run_on()
+    is_less = flat.product.best_cycles(target) < tiles.product.best_cycles(target)
+    if not s.choose(name, "runs_on", (False, True), is_less, ordered=False):
+        return None
+    grid, rank, height = _choose_grid(s, name, flat.product, target), len(image.shape), image.shape[-3]
+    assert isinstance(height, Const), "the image is of known size"
+    needed = height.value + -(-(flat.product.extent(grid) - flat.product.width) // tiles.pitch)
+
+    def merge() -> str:
+        if needed > height.value:
+            s.widen((maker,), rank - 3, needed)
+        s.merge_dims(image.name, (rank - 3, rank - 2))
+        dims = [f"d{k}" for k in range(rank - 1)]
+        s.transform_layout(image.name, f"{', '.join(dims)} -> {', '.join([*dims[1:-1], dims[0], dims[-1]])}")
+        return maker
+
+    return None if s.attempt(merge) is None else (flat, grid)
 
 
 @dataclass(frozen=True)
@@ -167,6 +226,8 @@ def _cut_result(
     s, name, (across, below, wide) = schedule, contraction.info.name, grid
     roles = roles_of(s, contraction, final, lanes=0)
     *images, pixels = roles.rows
+    if tiles.product.is_run_on:
+        return _cut_channels(s, contraction, [*images[:-1]], [images[-1], pixels], roles, target)
     inner: list[str] = []
     made = cut_overlapped(s, pixels, across * tiles.shape.rows)
     pixel_tiles, inner = [made.around], [made.inside]
@@ -188,6 +249,22 @@ def _cut_result(
     set_parallel(s, name, free, work * known_product(s, [loop for loop in leading if loop not in free], 8))
     around = [*images, *bands] if order == "rows" else []
     return _Nest(outer, [*inner, lanes.inside], around[-1] if around else None)
+
+
+def _cut_channels(
+    schedule: Schedule, contraction: Contraction, images: list[str], inner: list[str], roles: Roles, target: Target
+) -> _Nest:
+    """The nest of a result whose tiles run on across the ends of rows: all pixels of an image, for as many channels as a tile has."""
+    s, name = schedule, contraction.info.name
+    lanes = cut(s, roles.lane, TILE_ROWS)
+    columns = [*roles.others, lanes.around]
+    usual = "rows" if images and not _reads_less_by_columns(contraction, target) else "columns"
+    order = s.choose(name, "outermost", ("rows", "columns"), usual, ordered=False)
+    outer = [*images, *columns] if order == "rows" else [*columns, *images]
+    s.reorder(*outer, *inner, lanes.inside)
+    terms = prod(_extent(contraction, axis) or 1 for axis in contraction.depth)
+    set_parallel(s, name, outer, terms * TILE_ROWS * known_product(s, inner, 8))
+    return _Nest(outer, [*inner, lanes.inside], None)
 
 
 def _with_tiles_in_order(schedule: Schedule, free: list[str], inside: list[str]) -> list[str]:
@@ -267,6 +344,9 @@ def _schedule_sum(schedule: Schedule, contraction: Contraction, anchor: str, til
     group = 4 // tiles.lhs.size_bytes
     steps, groups, terms = s.split(channel, (None, tiles.terms // group, group))
     pixel_tiles, pixel = s.split(row_loops[-1], tiles.shape.rows)
+    if tiles.product.is_run_on:
+        blocks, pixel_tiles = s.split(pixel_tiles, across)
+        single.append(blocks)
     column_tiles, column = s.split(column, TILE_ROWS)
     unrolled = [*row_loops[:-1], pixel_tiles, column_tiles]
     s.reorder(*single, steps, *taps, *unrolled, pixel, column, groups, terms)
