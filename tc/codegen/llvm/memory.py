@@ -239,6 +239,13 @@ class MemoryEmitter(PlaceEmitter):
         element, base = memory_type(buffer.dtype), self.state.pointers[buffer]
         self._prefetch_at(self.b.emit(f"getelementptr {element}, {base}, {self.b.add(uniform, int_value(known + ahead))}", "ptr"))
 
+    def prefetch_rows(self, first: Load, rows: int, pitch: int) -> None:
+        """The same for rows of at most a cache line that begin `pitch` elements apart."""
+        if first.buffer in self.prefetched:
+            uniform, known, _, _, terms = self._offset(first.buffer, first.indices)
+            for row in range(rows):
+                self._prefetch_ahead(first.buffer, terms, uniform, known + row * pitch)
+
     def prefetch(self, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
         """Bring the cache line of one element close, unless it shares a byte."""
         if not is_packed(buffer):

@@ -115,6 +115,16 @@ def _memory(emitter: MemoryEmitter, intrinsic: Intrinsic, operand: Expr) -> tupl
 def _load(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     place, tile = operands
     _call(emitter, "tileloadd64", _number(emitter, tile), *_memory(emitter, intrinsic, place))
+    _fetch_ahead(emitter, intrinsic, place)
+
+
+def _fetch_ahead(emitter: MemoryEmitter, intrinsic: Intrinsic, place: Expr) -> None:
+    """Prefetch the rows of a tile that the loop will load some iterations later, if it is to."""
+    assert isinstance(place, Load), "operands are places in buffers"
+    rows, *inner = intrinsic.pattern.buffers[0].shape
+    pitch = product(place.buffer.shape[-len(inner) :])
+    if isinstance(rows, Const) and isinstance(pitch, Const):
+        emitter.prefetch_rows(place, int(rows.value), int(pitch.value) * base_and_shape(intrinsic.name)[1].step)
 
 
 def _store(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
