@@ -14,8 +14,8 @@ from math import prod
 from tc.cost.typical import USUAL_DIM, typical
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
-from tc.schedule.analysis import block_infos
-from tc.schedule.rules.common import extent_value
+from tc.schedule.analysis import Contraction, block_infos
+from tc.schedule.rules.common import buffer_bytes, extent_value
 from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.step import Schedule, Step
 from tc.schedule.tree import find_loop
@@ -26,6 +26,13 @@ GROWN_DIM = 16 * USUAL_DIM
 MOST_GROWTH = 4
 """How much more often, for each element, a block may run when dims have become large, where it is computed inside a loop of its readers:
 halos and parts that overlap are less."""
+
+TILES_AHEAD = 8192
+"""How many bytes ahead tiles of the rhs are fetched: four to eight products of each."""
+
+LEAST_FAR_BYTES = 1 << 16
+"""Of an operand that is taken to come from memory. Measured on an Emerald Rapids in whole models: ResNet-50 takes 0.94 of the time, MiniLM
+0.9, others 0.97 to 1."""
 
 # -- loops in two
 
@@ -198,6 +205,19 @@ def interleave_stores(schedule: Schedule, name: str, loops: Sequence[str], pays:
     default = "interleaved" if pays else "plain"
     if schedule.choose(name, "stores", ("plain", "interleaved"), default, ordered=False) == "interleaved":
         schedule.apply(step)
+
+
+def fetch_tiles_ahead(schedule: Schedule, contraction: Contraction, loop: str, pays: bool = True) -> None:
+    """Let a loop over products of tiles fetch the tiles of the rhs ahead where these come from memory: it is an input as large as a part of
+    the second-level cache. `pays`: whether to, untuned."""
+    s, rhs = schedule, contraction.rhs.buffer
+    if rhs not in s.func.inputs:
+        return
+    options = (0, TILES_AHEAD // 2, TILES_AHEAD, 2 * TILES_AHEAD, 4 * TILES_AHEAD)
+    default = TILES_AHEAD if pays and buffer_bytes(rhs) > LEAST_FAR_BYTES else 0
+    ahead = s.choose(contraction.info.name, "prefetch_bytes", options, default)
+    if ahead:
+        s.annotate_loop(loop, "prefetch", (s.func.buffers.index(rhs), ahead))
 
 
 # -- versions

@@ -15,7 +15,15 @@ from tc.schedule.rules.common import buffer_bytes, depth_block, divisors, extent
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, total_of
 from tc.schedule.rules.operands import LONGEST_CHAIN, Dot, step_of_rows, terms_in_words
 from tc.schedule.rules.roles import TiledProduct
-from tc.schedule.rules.tile import cut, cut_and_peel, cut_vectors, loops_of_sum, unroll, vectorize_tile
+from tc.schedule.rules.tile import (
+    cut,
+    cut_and_peel,
+    cut_vectors,
+    fetch_tiles_ahead,
+    loops_of_sum,
+    unroll,
+    vectorize_tile,
+)
 from tc.schedule.step import Schedule
 
 DEPTH_UNROLL = 2
@@ -113,6 +121,7 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     column_tiles, column = s.split(column, TILE_ROWS)
     s.reorder(*which_part, *single, steps, row_tiles, column_tiles, row, column, groups, terms)
     unroll(s, [row_tiles, column_tiles])
+    fetch_tiles_ahead(s, contraction, steps)
     start = s.decompose_reduction(total.name, steps)
     return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype), row: tile_dot_name(dot.lhs, dot.rhs, shape)}
 

@@ -16,7 +16,7 @@ from tc.ir.dtype import DType, bf16
 from tc.ir.expr import Const, Var, const
 from tc.ir.x86_intrinsics import TILE_OPERANDS, TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
 from tc.schedule.analysis import Contraction
-from tc.schedule.rules.common import buffer_bytes, divisors, extent_value, known_product, set_parallel, stream_lanes
+from tc.schedule.rules.common import divisors, extent_value, known_product, set_parallel, stream_lanes
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, result_lanes
 from tc.schedule.rules.matrix_tiles import TILE_BYTES
 from tc.schedule.rules.operands import (
@@ -30,7 +30,16 @@ from tc.schedule.rules.operands import (
 )
 from tc.schedule.rules.roles import Roles, roles_of
 from tc.schedule.rules.spatial import schedule_block
-from tc.schedule.rules.tile import cut, cut_overlapped, cut_vectors, interleave_stores, is_moved, loops_of_sum, unroll
+from tc.schedule.rules.tile import (
+    cut,
+    cut_overlapped,
+    cut_vectors,
+    fetch_tiles_ahead,
+    interleave_stores,
+    is_moved,
+    loops_of_sum,
+    unroll,
+)
 from tc.schedule.rules.window_cost import BAND_OF_L2, WindowGrid, WindowProduct
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -41,16 +50,8 @@ LEAST_DIMS = 4
 MOST_CALLS = 48
 """Products of tiles in the body of a loop: taps are unrolled up to there."""
 
-
-WEIGHTS_AHEAD = 8192
-"""How many bytes ahead weights are fetched that come from memory: four to eight products of a tile of weights."""
-
-LEAST_FAR_BYTES = 1 << 16
-"""Of weights that are taken to come from memory."""
-
 MOST_FETCHED_TIMES = 4
-"""How often weights may be read that are fetched ahead each time: later they come from a cache. Measured on an Emerald Rapids: the 3x3
-convolutions over 7x7 pixels of ResNet-50 take a fifth less time, 1x1 ones a tenth."""
+"""How often weights may be read that are fetched ahead each time: later they come from a cache."""
 
 TILES_IN_ORDER = 8
 """So many tiles follow each other in a task, if others are tasks enough: of the first and the last, half is done alone."""
@@ -367,22 +368,11 @@ def _schedule_sum(schedule: Schedule, contraction: Contraction, anchor: str, til
         if calls > MOST_CALLS:
             break
         s.unroll(tap)
-    _prefetch_weights(s, contraction, tiles, grid, steps)
+    product = tiles.product
+    times = product.tiles(grid) / product.images / -(-product.columns // (wide * TILE_ROWS))
+    fetch_tiles_ahead(s, contraction, steps, pays=times <= MOST_FETCHED_TIMES)
     start = s.decompose_reduction(name, steps)
     return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype, tiles.shape), pixel: tiles.name}
-
-
-def _prefetch_weights(schedule: Schedule, contraction: Contraction, tiles: WindowTiles, grid: WindowGrid, loop: str) -> None:
-    """Fetch weights ahead where they come from memory, few times each: an input as large as a part of the second-level cache."""
-    s, weights, product = schedule, contraction.rhs.buffer, tiles.product
-    if weights not in s.func.inputs:
-        return
-    times = product.tiles(grid) / product.images / -(-product.columns // (grid[2] * TILE_ROWS))
-    is_far = buffer_bytes(weights) > LEAST_FAR_BYTES and times <= MOST_FETCHED_TIMES
-    options = (0, WEIGHTS_AHEAD // 2, WEIGHTS_AHEAD, 2 * WEIGHTS_AHEAD, 4 * WEIGHTS_AHEAD)
-    ahead = s.choose(contraction.info.name, "prefetch_bytes", options, WEIGHTS_AHEAD if is_far else 0)
-    if ahead:
-        s.annotate_loop(loop, "prefetch", (s.func.buffers.index(weights), ahead))
 
 
 def _schedule_padding(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
