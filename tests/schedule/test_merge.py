@@ -8,7 +8,7 @@ import pytest
 from tc.errors import ScheduleError
 from tc.interp import run_prim_func
 from tc.ir.dtype import f32
-from tc.ir.expr import Var
+from tc.ir.expr import Var, const, logical_and, minimum, select
 from tc.ir.loop import PrimFunc
 from tc.ir.verify import verify
 from tc.schedule.analysis import block_infos
@@ -72,6 +72,59 @@ def test_elements_of_tiles_over_several_axes_are_one_axis_behind_those_that_numb
     assert [str(axis.extent) for axis in sums.block.axes] == ["2", "2", "8", "5", "6"]
     first, second, inside, other, _ = (axis.var for axis in sums.block.axes)
     assert sums.writes[0].indices == (inside, first, second, other)
+
+
+def windows(height: int, width: int, taps: int) -> PrimFunc:
+    """A sum over windows of a padded image, and its double."""
+    a = placeholder((2, height, width), f32, "a")
+    padded = compute(
+        (2, height + 3, width + taps - 1),
+        lambda n, i, j: select(logical_and(i < height, j < width), a[n, minimum(i, height - 1), minimum(j, width - 1)], const(0.0, f32)),
+        "padded",
+    )
+    sums = reduce("sum", (2, height, width), (taps, taps), lambda n, i, j, r, s: padded[n, i + r, j + s], "sums")
+    return create_prim_func("windows", [a], [compute((2, height, width), lambda n, i, j: sums[n, i, j] * 2.0, "twice")])
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 2), (1, 5, 3), (4, 1, 1)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_axis_runs_on_from_row_to_row(sizes: tuple[int, int, int], inside: bool) -> None:
+    (height, width, taps), func = sizes, windows(*sizes)
+    pitch = width + taps - 1
+    schedule = Schedule(func)
+    _merge(schedule)
+    if inside:
+        schedule.compute_at("sums", schedule.loops_of("twice")[0])
+
+    schedule.run_on("sums", (1, 2), pitch, height * pitch)
+
+    check(func, schedule)
+    sums = next(info for info in block_infos(schedule.func) if info.name == "sums")
+    assert str(sums.writes[0].buffer.shape[1]) == str(height * pitch)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.run_on("sums", (1, 2), 5, 24), r"reads what does not lie at"),
+        (lambda s: (_merge(s), s.run_on("sums", (1, 2), 4, 24)), r"reads what does not lie at"),
+        (lambda s: (_merge(s), s.run_on("sums", (1, 2), 5, 12)), r"rows of 4 do not fit, 3 of them 5 apart in 12"),
+        (lambda s: (_merge(s), s.run_on("sums", (1, 2), 5, 99)), r"would read padded"),
+        (lambda s: (_merge(s), s.run_on("sums", (2, 1), 5, 15)), r"is not directly inside loop"),
+        (lambda s: (_merge(s), s.run_on("sums", (0, 1, 2), 5, 15)), r"are not two axes"),
+        (lambda s: (_merge(s), s.run_on("sums", (1, 3), 5, 15)), r"is not spatial"),
+        (lambda s: s.run_on("twice", (1, 2), 5, 15), r"does not write a scratch buffer at these axes, alone"),
+        (lambda s: (_merge(s), s.split(s.loops_of("sums")[2], 2), s.run_on("sums", (1, 2), 5, 15)), r"driven by a serial loop of its own"),
+    ],
+)
+def test_an_axis_that_cannot_run_on_is_refused_in_words(change, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        change(Schedule(windows(3, 4, 2)))
+
+
+def _merge(schedule: Schedule) -> None:
+    schedule.merge_dims("padded", (1, 2))
+    schedule.transform_layout("padded", "p, n -> n, p")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tc.ir.dtype import DType, bf16
 from tc.ir.expr import Const, Var, const
 from tc.ir.x86_intrinsics import TILE_OPERANDS, TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
 from tc.schedule.analysis import Contraction
-from tc.schedule.rules.common import divisors, extent_value, known_product, set_parallel, stream_lanes
+from tc.schedule.rules.common import buffer_bytes, divisors, extent_value, known_product, set_parallel, stream_lanes
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, result_lanes
 from tc.schedule.rules.matrix_tiles import TILE_BYTES
 from tc.schedule.rules.operands import (
@@ -53,6 +53,9 @@ MOST_CALLS = 48
 MOST_FETCHED_TIMES = 4
 """How often weights may be read that are fetched ahead each time: later they come from a cache."""
 
+COPIED_PER_CYCLE = 16
+"""Bytes of an image that is copied."""
+
 TILES_IN_ORDER = 8
 """So many tiles follow each other in a task, if others are tasks enough: of the first and the last, half is done alone."""
 
@@ -64,8 +67,8 @@ TASKS_OF_CORE = 8
 class WindowTiles:
     """Which instruction sums a convolution: the types of its operands, and the shape of its tiles; and what it is a product of.
 
-    `is_symbolic`: how many pixels there are in a row is not known. `pitch`: how many lie from row to row of the padded image, where tiles
-    may run on across the ends of rows; else 0.
+    `is_symbolic`: how many pixels there are in a row is not known. `strides`: where tiles may run on across the ends of rows, how many
+    pixels of the padded image lie from one that is read to the next, below and beside. `pitch`: how many of those beside it has in a row.
     """
 
     lhs: DType
@@ -73,6 +76,7 @@ class WindowTiles:
     shape: TileShape
     product: WindowProduct
     is_symbolic: bool
+    strides: tuple[int, ...] = ()
     pitch: int = 0
 
     def run_on(self) -> WindowTiles:
@@ -117,20 +121,29 @@ def choose_window_tiles(contraction: Contraction, target: Target, strict: bool =
     columns = prod(_extent(contraction, axis) or 1 for axis in (*contraction.columns, *contraction.batch))
     product = WindowProduct(images, height, TILE_ROWS if width is None else width, columns, lane, total, row_bytes, lhs)
     shape = TileShape(product.rows, row_bytes, *step)
-    tiles = WindowTiles(lhs, rhs, shape, product, width is None, _pitch(contraction))
-    return tiles if product.pays(target) or (tiles.pitch and tiles.run_on().product.pays(target)) else None
+    tiles = WindowTiles(lhs, rhs, shape, product, width is None, *_strides(contraction))
+    pays = product.pays(target) or (tiles.strides and _cycles_run_on(contraction, tiles, target) < product.cycles_on_vectors(target))
+    return tiles if pays else None
 
 
-def _pitch(contraction: Contraction) -> int:
-    """How many pixels lie from row to row of the image that a convolution reads, in scratch memory, one after the other; else 0."""
+def _strides(contraction: Contraction) -> tuple[tuple[int, ...], int]:
+    """`strides` and `pitch` of tiles for a convolution; none where the image is not two-dimensional, or its size is not known."""
     image, rows = contraction.lhs, contraction.rows[-2:]
     *_, below, beside, _ = image.indices
     sizes = [_extent(contraction, axis) for axis in rows]
     is_known = len(rows) == 2 and all(sizes) and all(isinstance(dim, Const) for dim in image.buffer.shape)
     if not is_known or contraction.info.writes[0].indices[-3:-1] != rows:
-        return 0
-    are_neighbours = all(step_along(index, axis) == 1 for index, axis in zip((below, beside), rows, strict=True))
-    return int(image.buffer.shape[-2].value) if are_neighbours else 0  # type: ignore[attr-defined]
+        return (), 0
+    strides = tuple(step_along(index, axis) or 0 for index, axis in zip((below, beside), rows, strict=True))
+    if not all(strides) or step_along(below, rows[1]) or step_along(beside, rows[0]):
+        return (), 0
+    return strides, -(-int(image.buffer.shape[-2].value) // strides[1])  # type: ignore[attr-defined]
+
+
+def _cycles_run_on(contraction: Contraction, tiles: WindowTiles, target: Target, is_copied: bool = False) -> float:
+    """Of tiles that run on across the ends of rows; the image has to be copied for them where it is not, `is_copied`, padded anyhow."""
+    copied = 0 if is_copied else buffer_bytes(contraction.lhs.buffer) / COPIED_PER_CYCLE
+    return tiles.run_on().product.best_cycles(target) + copied
 
 
 def _operands(contraction: Contraction, target: Target) -> tuple[DType, DType, int] | None:
@@ -192,28 +205,40 @@ def _in_one_row(
     schedule: Schedule, contraction: Contraction, before: list[str], tiles: WindowTiles, target: Target
 ) -> tuple[WindowTiles, WindowGrid] | None:
     """Let all pixels of a padded image lie in one dim, with as many behind them as tiles read that run on across the ends of rows, if that
-    is wanted and legal: these tiles, and their grid."""
+    is wanted and legal: these tiles, and their grid. An image that is not padded is copied, by a block that is added to `before`."""
     s, name, image = schedule, contraction.info.name, contraction.lhs.buffer
-    maker = next((each for each in before if image in block_info(s, each).written_buffers), None)
-    if maker is None or not tiles.pitch:
+    if not tiles.strides:
         return None
-    flat = tiles.run_on()
-    is_less = flat.product.best_cycles(target) < tiles.product.best_cycles(target)
+    maker = next((each for each in before if image in block_info(s, each).written_buffers), None)
+    is_less = _cycles_run_on(contraction, tiles, target, maker is not None) < tiles.product.best_cycles(target)
     if not s.choose(name, "runs_on", (False, True), is_less, ordered=False):
         return None
+    flat = tiles.run_on()
     grid, rank, height = _choose_grid(s, name, flat.product, target), len(image.shape), image.shape[-3]
     assert isinstance(height, Const), "the image is of known size"
-    needed = height.value + -(-(flat.product.extent(grid) - flat.product.width) // tiles.pitch)
+    down, beside = tiles.strides
+    behind = flat.product.extent(grid) - flat.product.width  # of which nobody reads the sums
+    needed = -(-int(height.value) // down) * down + -(-behind // tiles.pitch) * down
 
     def merge() -> str:
+        made = maker or s.cache_read(name, image.name)
+        copy = contraction_of(s, name).lhs.buffer.name
         if needed > height.value:
-            s.widen((maker,), rank - 3, needed)
-        s.merge_dims(image.name, (rank - 3, rank - 2))
-        dims = [f"d{k}" for k in range(rank - 1)]
-        s.transform_layout(image.name, f"{', '.join(dims)} -> {', '.join([*dims[1:-1], dims[0], dims[-1]])}")
-        return maker
+            s.widen((made,), rank - 3, needed)
+        outer = [f"d{k}" for k in range(rank - 3)]
+        if tiles.strides != (1, 1):  # pixels that tiles read one after the other
+            parts = f"y % {down}, x % {beside}, y // {down}, x // {beside}"
+            s.transform_layout(copy, f"{', '.join(outer)}, y, x, c -> {', '.join(outer)}, {parts}, c")
+            outer += ["y", "x"]
+        s.merge_dims(copy, (len(outer), len(outer) + 1))
+        s.transform_layout(copy, f"p, {', '.join(outer)}, c -> {', '.join(outer)}, p, c")
+        return made
 
-    return None if s.attempt(merge) is None else (flat, grid)
+    made = s.attempt(merge)
+    if made is None:
+        return None
+    before += [] if maker else [made]
+    return flat, grid
 
 
 @dataclass(frozen=True)
