@@ -76,7 +76,7 @@ def _product(call: Call, result: TensorType, block: int, facts: Facts) -> Window
     height = math.prod(heights)
     if is_pointwise(call, weights.type):
         height, width = 1, height * width
-    return window_product((count, -(-outputs // block), height, width, block), math.prod(taps) * -(-inputs // block), image.type.dtype)
+    return window_product((count, -(-outputs // block), height, width, block), -(-inputs // block), math.prod(taps), image.type.dtype)
 
 
 def row_form(call: Call, form: BlockedForm) -> BlockedForm | None:
@@ -102,10 +102,11 @@ def row_product(call: Call, form: BlockedForm, result: TensorType, block: int, f
     image, weights = operand_types(call)[:2]
     assert isinstance(image, TensorType) and isinstance(weights, TensorType) and form.rows is not None
     row_bytes = form.rows.channels * image.dtype.size_bytes
-    steps = typical(weights.shape[2], facts) * -(-row_bytes // TILE_BYTES)
+    taps = typical(weights.shape[2], facts)
+    steps = taps * -(-row_bytes // TILE_BYTES)
     count, _, height, width = (typical(dim, facts) for dim in result.shape)
     columns = -(-typical(weights.shape[0], facts) // block) * block
-    return WindowProduct(count, height, max(width, 1), columns, block, steps, min(row_bytes, TILE_BYTES), image.dtype)
+    return WindowProduct(count, height, max(width, 1), columns, block, steps, min(row_bytes, TILE_BYTES), image.dtype, taps)
 
 
 def seconds_of_rows(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, moves: float, facts: Facts) -> float:
@@ -134,9 +135,9 @@ def rows_pay(call: Call, form: BlockedForm, result: TensorType, block: int, targ
     return product.pays(target) and rows < cycles / machine.clock_hz
 
 
-def window_product(result: Sequence[int], blocks: int, dtype: DType) -> WindowProduct:
-    """A convolution with a result [n, ob, h, w, b] whose sums are of `blocks` blocks of elements of a type, taps included."""
+def window_product(result: Sequence[int], blocks: int, taps: int, dtype: DType) -> WindowProduct:
+    """A convolution with a result [n, ob, h, w, b] whose sums are of so many taps of `blocks` blocks of elements of a type."""
     count, outputs, height, width, block = result
     row_bytes = min(block * dtype.size_bytes, TILE_BYTES)
-    steps = blocks * (block * dtype.size_bytes // row_bytes)
-    return WindowProduct(count, height, max(width, 1), outputs * block, block, steps, row_bytes, dtype)
+    steps = blocks * taps * (block * dtype.size_bytes // row_bytes)
+    return WindowProduct(count, height, max(width, 1), outputs * block, block, steps, row_bytes, dtype, taps)

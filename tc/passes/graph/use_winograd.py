@@ -132,7 +132,7 @@ def choose_tile(
     if len(shape) == PAIRED_RANK:  # of half the bytes, too
         seconds[0] /= max(machine_of(target).bf16_dots_per_fma, 1.0)
         if multiplies_on_tiles(target):
-            seconds[0] = min(seconds[0], seconds_of(window_product(sizes, 9 * shape[1], w.type.dtype), target))
+            seconds[0] = min(seconds[0], seconds_of(window_product(sizes, shape[1], 9, w.type.dtype), target))
     if not isinstance(w, TensorConst):
         channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
         for tile in tiles:

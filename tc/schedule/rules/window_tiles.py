@@ -113,13 +113,14 @@ def choose_window_tiles(contraction: Contraction, target: Target, strict: bool =
     step = step_of_rows(contraction)
     if step is None or not all(taps):
         return None
-    total = depth // terms * prod(tap or 1 for tap in taps)
+    num_taps = prod(tap or 1 for tap in taps)
+    total = depth // terms * num_taps
     if lhs is bf16 and total * terms > LONGEST_CHAIN:
         return None
     *outer, width = (_extent(contraction, axis) for axis in contraction.rows)
     images, height = (prod(size or 1 for size in outer[:-1]), outer[-1] or 1) if outer else (1, 1)
     columns = prod(_extent(contraction, axis) or 1 for axis in (*contraction.columns, *contraction.batch))
-    product = WindowProduct(images, height, TILE_ROWS if width is None else width, columns, lane, total, row_bytes, lhs)
+    product = WindowProduct(images, height, TILE_ROWS if width is None else width, columns, lane, total, row_bytes, lhs, num_taps)
     shape = TileShape(product.rows, row_bytes, *step)
     tiles = WindowTiles(lhs, rhs, shape, product, width is None, *_strides(contraction))
     pays = product.pays(target) or (tiles.strides and _cycles_run_on(contraction, tiles, target) < product.cycles_on_vectors(target))
