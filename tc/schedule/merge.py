@@ -193,7 +193,7 @@ def run_on(func: PrimFunc, block: str, axes: Sequence[int], pitch: int, extent: 
             raise ScheduleError(f"{what} would read {node}, of which there are {tuple(map(str, node.buffer.shape))}")
     body = transform(inner.body, lambda node: made if node is own else None)
     around = Place(outer, place.path[: place.path.index(outer)])
-    func = replace_stmt(func, around, For(loop, const(extent), body))  # type: ignore[arg-type]
+    func = replace_stmt(func, around, For(loop, const(extent), body))
     return substitute(replace(func, body=transform(func.body, merged)), {old: new})
 
 

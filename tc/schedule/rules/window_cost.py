@@ -37,8 +37,8 @@ class WindowProduct:
     """A convolution as sums of products of tiles: of `images` images of `height` rows of `width` pixels, for `columns` channels, `lanes` of
     them side by side.
 
-    `steps`: products of tiles that a tile of sums adds up, each of `row_bytes` of a pixel, `taps` for each block of channels. `is_run_on`: a
-    row is the whole image, with the padding between its rows, of which nobody reads the sums.
+    `steps`: products of tiles that a tile of sums adds up, each of `row_bytes` of a pixel, `taps` for each block of channels. `is_run_on`:
+    a row is the whole image, with the padding between its rows, of which nobody reads the sums.
     """
 
     images: int
@@ -90,7 +90,7 @@ class WindowProduct:
         return (WHATEVER_ROWS + (1 - WHATEVER_ROWS) * self.rows / TILE_ROWS) * full
 
     def cycles(self, grid: WindowGrid, target: Target, is_interleaved: bool = True) -> float:
-        """On tiles. Pixels come from the second-level cache for the first tap, weights where those of a tile do not stay in the first one."""
+        """On tiles. Pixels come from the second-level cache for the first tap, weights where a tile's do not stay in the first one."""
         machine, (across, below, wide) = machine_of(target), grid
         high = across * below
         panel = wide * TILE_ROWS * self.steps * self.row_bytes

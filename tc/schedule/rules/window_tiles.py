@@ -132,7 +132,7 @@ def _strides(contraction: Contraction) -> tuple[tuple[int, ...], int]:
     image, rows = contraction.lhs, contraction.rows[-2:]
     *_, below, beside, _ = image.indices
     sizes = [_extent(contraction, axis) for axis in rows]
-    is_known = len(rows) == 2 and all(sizes) and all(isinstance(dim, Const) for dim in image.buffer.shape)
+    is_known = len(rows) == 2 and all(sizes) and all(isinstance(dim, Const) for dim in image.buffer.shape[-3:])
     if not is_known or contraction.info.writes[0].indices[-3:-1] != rows:
         return (), 0
     strides = tuple(step_along(index, axis) or 0 for index, axis in zip((below, beside), rows, strict=True))
@@ -183,8 +183,7 @@ def schedule_window_tiles(
     s.compute_at(name, nest.anchor)
     if flat:
         axes = [axis.var for axis in contraction.info.block.axes]
-        rows = [axes.index(axis) for axis in contraction.rows[-2:]]
-        s.run_on(name, rows, tiles.pitch, tiles.product.extent(grid))
+        s.run_on(name, [axes.index(axis) for axis in contraction.rows[-2:]], tiles.pitch, tiles.product.extent(grid))
         contraction = contraction_of(s, name)
     *rows, column = nest.inner
     vectors, lane = cut_vectors(s, column, result_lanes(s, column, target, target.vector_bits // 32))
