@@ -288,6 +288,8 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
     if Form.GROUPED in form.operands:
         is_of_words = form.as_words  # which tile registers have no products of
         takes = _takes_groups(call, rates) and not (is_of_words and rates.tiles is not None)
+        if takes and not is_of_words and rates.tiles is not None and pays_on_tiles(call, result, block, rates.tiles, facts):
+            form = _of_whole_blocks(form)
         return dataclasses.replace(form, as_words=is_of_words or rates.as_words) if takes else None
     if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block):
         if rates.tiles is not None and not pays_on_tiles(call, result, block, rates.tiles, facts):
@@ -295,6 +297,15 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
         paired = tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands)
         return dataclasses.replace(form, operands=paired)
     return form
+
+
+def _of_whole_blocks(form: BlockedForm) -> BlockedForm:
+    """A convolution that sums whole blocks of channels, as tile registers do: weights of those that are none are zeros."""
+    own: dict[str, Any] = dict(form.attrs)
+    if form.op != "conv_blocked" or own["groups"] != 1 or own["depthwise"] or form.operands[0] is not Form.CHANNELS:
+        return form
+    block = own["in_block"]
+    return dataclasses.replace(form, attrs=tuple({**own, "in_channels": -(-own["in_channels"] // block) * block}.items()))
 
 
 def _row_form(call: Call, form: BlockedForm, result: TensorType, block: int, rates: Rates, facts: Facts) -> BlockedForm | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from tc.cost.typical import USUAL_DIM
 from tc.ir.dtype import DType, bf16
 from tc.ir.expr import Const, Var, const
 from tc.ir.x86_intrinsics import TILE_OPERANDS, TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
@@ -404,10 +405,12 @@ def _schedule_padding(schedule: Schedule, names: list[str], place: str | None, t
     """Pad the image, inside the loop `place` if there is one: whole pixels at a time."""
     s = schedule
     for name in reversed(names):
-        if place is None or not is_moved(s, name, place):
+        if place is not None and not is_moved(s, name, place):
             schedule_block(s, name, target)
             continue
-        last = s.loops_of(name)[-1]
+        *outer, last = s.loops_of(name)
         vectors, lane = cut_vectors(s, last, stream_lanes(block_info(s, name), target, extent_value(s, last)))
         s.vectorize(lane)
         unroll(s, vectors)
+        if place is None:  # rows and pixels one after the other: what is apart at their ends is cut off
+            set_parallel(s, name, outer[:-2], known_product(s, [*outer[-2:], last], USUAL_DIM))
