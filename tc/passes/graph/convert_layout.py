@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
 from tc.ir.dtype import DType, bf16, i8, i16, u8
-from tc.ir.expr import Const, ceildiv, const, is_const
+from tc.ir.expr import Const, is_const
 from tc.ir.graph import (
     Atom,
     Binding,
@@ -40,12 +38,11 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ir.x86_intrinsics import dot_name
-from tc.ops.build import GraphBuilder, full_attrs, operand_types
-from tc.ops.registry import BlockedForm, Form, RowForm, get_op, inference
-from tc.ops.window import FEW_CHANNELS
-from tc.passes.graph.blocked_literals import blocked_array, grouped_weights, row_weights
+from tc.ops.build import full_attrs, operand_types
+from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
+from tc.passes.graph.run_on_blocks import Rewriter
 from tc.passes.graph.tile_layout import (
     is_pointwise,
     multiplies_on_tiles,
@@ -214,7 +211,7 @@ def _has_convolutions(func: Function) -> bool:
 def _convert(func: Function, block: int, rates: Rates) -> Function:
     func = _convert_bodies(func, block, rates)
     best = min((_plan(func, width, rates) for width in _widths(func, block, rates)), key=lambda plan: plan.seconds)
-    return _Rewriter(func, best.forms, best.block).run() if best.forms else func
+    return Rewriter(func, best.forms, best.block).run() if best.forms else func
 
 
 @dataclass(frozen=True)
@@ -470,145 +467,3 @@ def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static:
 
 def _elements(type_: TensorType, facts: Facts) -> float:
     return float(math.prod(typical(dim, facts) for dim in type_.shape))
-
-
-
-
-# -- the rewriting
-
-
-@dataclass
-class _Rewriter:
-    """Rebuilds a function with some bindings in blocked form; other forms of a value are made where they are first wanted."""
-
-    func: Function
-    forms: dict[Binding, BlockedForm]
-    block: int
-    builder: GraphBuilder = field(init=False)
-    plain: dict[TensorVar, Atom] = field(default_factory=dict)
-    blocked: dict[TensorVar, TensorVar] = field(default_factory=dict)
-    words: dict[TensorVar, TensorVar] = field(default_factory=dict)
-    literals: dict[tuple[TensorConst, Form, int, object], TensorConst] = field(default_factory=dict)
-
-    def run(self) -> Function:
-        self.builder = GraphBuilder(self.func.facts)
-        for binding in self.func.bindings:
-            form = self.forms.get(binding)
-            if form is None:
-                self._keep(binding)
-            else:
-                self._convert(binding, form)
-        results = tuple(self._plain(result) for result in self.func.results)
-        return replace(self.func, bindings=tuple(self.builder.bindings), results=results)
-
-    def _keep(self, binding: Binding) -> None:
-        """A binding that stays: what it reads must exist in plain form, under its own name."""
-        used = [*atoms_of(binding.value), *(var for body in bodies_of(binding.value) for var in free_vars(body))]
-        for atom in used:
-            self._plain(atom)
-        self.builder.bindings.append(binding)
-
-    def _convert(self, binding: Binding, form: BlockedForm) -> None:
-        call, target = binding.value, binding.targets[0]
-        assert isinstance(call, Call) and isinstance(target.type, TensorType)
-        rank = target.type.rank
-        args = tuple(
-            None if atom is None else self._operand(atom, taken, rank, form)
-            for atom, taken in zip(call.args, form.operands, strict=False)
-        )
-        type_ = self._blocked_type(target.type)
-        value = Call(form.op, args, form.attrs, span=call.span)
-        (self.blocked[target],) = self.builder.bind(value, (type_,), (target.name,), binding.span)
-
-    def _blocked_type(self, type_: TensorType) -> TensorType:
-        n, channels, *space = type_.shape
-        return TensorType((n, ceildiv(channels, self.block), *space, const(self.block)), type_.dtype)
-
-    def _operand(self, atom: Atom, form: Form, rank: int, taker: BlockedForm) -> Atom:
-        if isinstance(atom, TensorConst):
-            return self._literal(atom, form, rank, taker)
-        assert isinstance(atom, TensorVar), "operators take tensors"
-        match form:
-            case Form.CHANNELS:
-                return self._as_words(self._blocked(atom)) if taker.as_words else self._blocked(atom)
-            case Form.BROADCAST:
-                return self._broadcast(self._plain(atom), rank)
-            case Form.FEW:
-                few = self.builder.call("block", self._plain(atom), axis=1, block=FEW_CHANNELS)
-                return self._as_words(few) if taker.as_words else few
-            case Form.ROWS:
-                return self._rows(self.builder.call("block", self._plain(atom), axis=1, block=FEW_CHANNELS), taker.rows)
-            case Form.OUTPUTS:
-                return self.builder.call("block", self._plain(atom), axis=0, block=self.block)
-            case Form.WEIGHTS:
-                inputs = self.builder.call("block", self._plain(atom), axis=1, block=self.block)
-                return self.builder.call("block", inputs, axis=0, block=self.block)
-        return self._plain(atom)
-
-    def _rows(self, image: Atom, form: RowForm | None) -> Atom:
-        """What each row of a kernel reads, of an image [n, 1, h, w, b]."""
-        assert form is not None and isinstance(image.type, TensorType)
-        n, one, height, width, pixel = image.type.shape
-        rows = self.builder.call("reshape", image, shape=(n, one, height, width * pixel))
-        (top, bottom), (left, right) = form.around
-        if top or bottom or left or right:
-            fill = TensorConst(np.asarray(form.fill, image.type.dtype.numpy), "fill")
-            rows = self.builder.call("pad", rows, fill, pads=(0, 0, top, left * FEW_CHANNELS, 0, 0, bottom, right * FEW_CHANNELS))
-        own: dict[str, Any] = {"kernel": form.kernel, "stride": form.stride, "dilation": form.dilation}
-        return self.builder.call("row_windows", rows, **own, channels=form.channels, pixel=FEW_CHANNELS)
-
-    def _plain(self, atom: Atom) -> Atom:
-        """The plain form of a value, bound to its own variable."""
-        if isinstance(atom, TensorVar) and atom in self.blocked and atom not in self.plain:
-            assert isinstance(atom.type, TensorType)
-            attrs = (("axis", 1), ("size", atom.type.shape[1]))
-            self.builder.bindings.append(Binding((atom,), Call("unblock", (self.blocked[atom],), attrs), span=atom.span))
-            self.plain[atom] = atom
-        return atom
-
-    def _blocked(self, atom: TensorVar) -> TensorVar:
-        if atom not in self.blocked:
-            assert isinstance(atom.type, TensorType)
-            attrs = (("axis", 1), ("block", self.block))
-            call = Call("block", (atom,), attrs)
-            (made,) = self.builder.bind(call, (self._blocked_type(atom.type),), (atom.name,), atom.span)
-            self.blocked[atom] = made
-            self.plain[atom] = atom
-        return self.blocked[atom]
-
-    def _as_words(self, atom: TensorVar) -> TensorVar:
-        """A blocked value in i16."""
-        assert isinstance(atom.type, TensorType)
-        if atom.type.dtype is i16:
-            return atom
-        if atom not in self.words:
-            self.words[atom] = self.builder.call("cast", atom, dtype=i16)
-        return self.words[atom]
-
-    def _literal(self, atom: TensorConst, form: Form, rank: int, taker: BlockedForm) -> Atom:
-        if form is Form.PLAIN:
-            return atom
-        in_block = dict(taker.attrs).get("in_block")
-        key = (atom, form, rank, in_block)
-        if key not in self.literals:
-            if form is Form.GROUPED:
-                assert isinstance(in_block, int), "a convolution on blocks"
-                values = atom.value.astype(np.int16) if taker.as_words else atom.value
-                values = row_weights(values, in_block) if taker.rows else values
-                array = grouped_weights(values, in_block, self.block)
-            else:
-                array = blocked_array(atom.value, form, rank, self.block)
-            self.literals[key] = TensorConst(array, atom.name, span=atom.span)
-        return self.literals[key]
-
-    def _broadcast(self, atom: Atom, rank: int) -> Atom:
-        """An operand that is broadcast along the result's channels, or has fewer axes than the result."""
-        type_ = atom.type
-        assert isinstance(type_, TensorType)
-        if type_.rank == 0:
-            return atom
-        if type_.rank < rank - 1 or is_const(type_.shape[1 - (rank - type_.rank)], 1):
-            return self.builder.call("unsqueeze", atom, axes=(type_.rank,))
-        if type_.rank == rank - 1:
-            atom = self.builder.call("unsqueeze", atom, axes=(0,))
-        return self.builder.call("block", atom, axis=1, block=self.block)
