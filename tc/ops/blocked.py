@@ -1,10 +1,10 @@
 """Operators on blocked layouts: channels are cut into blocks of `block`, and a block is the innermost axis.
 
 An activation [n, c, *space] becomes [n, ceil(c / block), *space, block]. The lanes of the last block past c hold unspecified
-values: nothing may let them reach another lane. Weights of a convolution become [ceil(o / block), ceil(i / block), *kernel,
-block, block] and the right operand of a matmul [ceil(n / block), k, block], both with zeros in the lanes past the end. For instructions
-that add several products at once the terms of a group lie side by side there: [ceil(o / block), ceil(i / block), *kernel, block / group,
-block, group] and [ceil(n / block), ceil(k / group), block, group].
+values: nothing may let them reach another lane, but times zeros, where they are numbers (see `keep_channels`). Weights of a convolution
+become [ceil(o / block), ceil(i / block), *kernel, block, block] and the right operand of a matmul [ceil(n / block), k, block], both with
+zeros in the lanes past the end. For instructions that add several products at once the terms of a group lie side by side there:
+[ceil(o / block), ceil(i / block), *kernel, block / group, block, group] and [ceil(n / block), ceil(k / group), block, group].
 Source: the NCHWc layouts of "Optimizing CNN Model Inference on CPUs" (Liu et al., 2019).
 """
 
@@ -126,6 +126,49 @@ register(
             [
                 ([rng.standard_normal((2, 2, 3, 16), dtype=np.float32)], {"axis": 1, "size": 32}),
                 ([rng.standard_normal((2, 2, 3, 2, 4), dtype=np.float32)], {"axis": 1, "size": 5}),
+            ]
+        ),
+    )
+)
+
+
+def _infer_keep(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
+    """[n, ceil(c / block), *space, block] as it is, c being `size`."""
+    x = types[0]
+    assert x is not None
+    require(attrs.size <= x.shape[1] * x.shape[-1], f"keep_channels: {x} holds no {attrs.size} channels")
+    return x
+
+
+def _reference_keep(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
+    x = arrays[0]
+    assert x is not None
+    channel = np.arange(x.shape[1]).reshape(-1, *[1] * (x.ndim - 2)) * x.shape[-1] + np.arange(x.shape[-1])
+    return np.where(channel < attrs.size, x, np.zeros((), x.dtype))
+
+
+def _compute_keep(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
+    x = tensors[0]
+    assert x is not None
+
+    def body(*axes: Expr) -> Expr:
+        return select(axes[1] * x.shape[-1] + axes[-1] < attrs.size, x[axes], const(0, x.dtype))
+
+    return te.compute(types[0].shape, body, "kept")
+
+
+register(
+    OpDef(
+        "keep_channels",
+        _infer_keep,
+        _reference_keep,
+        _compute_keep,
+        {"size": REQUIRED},
+        samples=lambda rng: iter(
+            [
+                ([rng.standard_normal((2, 2, 3, 4), dtype=np.float32)], {"size": 6}),
+                ([np.full((1, 2, 2, 2, 8), np.nan, np.float32)], {"size": 11}),
+                ([rng.standard_normal((1, 1, 3, 4), dtype=np.float32)], {"size": 4}),
             ]
         ),
     )

@@ -140,6 +140,9 @@ LAUNCH_SECONDS = 3e-6
 PLAIN_BYTES = 0.2
 """What products of windows reach of the rate of dot products of bytes, these windows being copied."""
 
+PAIR = 2
+"""Products of bf16 that an instruction on vectors adds up at once."""
+
 CONVOLUTIONS = ("conv", "conv_integer")
 
 BLOCK_VECTORS = (1, 2)
@@ -291,17 +294,18 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
     if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block):
         if rates.tiles is not None and not pays_on_tiles(call, result, block, rates.tiles, facts):
             return form
-        paired = tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands)
-        return dataclasses.replace(form, operands=paired)
+        paired = dataclasses.replace(form, operands=tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands))
+        return _of_whole_blocks(paired, PAIR if rates.tiles is None else 0)
     return form
 
 
-def _of_whole_blocks(form: BlockedForm) -> BlockedForm:
-    """A convolution that sums whole blocks of channels, as tile registers do: weights of those that are none are zeros."""
+def _of_whole_blocks(form: BlockedForm, size: int = 0) -> BlockedForm:
+    """A convolution that sums whole blocks of channels, as tile registers do, or whole groups of `size`: weights of those that are none are
+    zeros."""
     own: dict[str, Any] = dict(form.attrs)
     if form.op != "conv_blocked" or own["groups"] != 1 or own["depthwise"] or form.operands[0] is not Form.CHANNELS:
         return form
-    block = own["in_block"]
+    block = size or own["in_block"]
     return dataclasses.replace(form, attrs=tuple({**own, "in_channels": -(-own["in_channels"] // block) * block}.items()))
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tc.ir.dtype import i16
-from tc.ir.expr import ceildiv, const, is_const
+from tc.ir.expr import Const, ceildiv, const, is_const
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, atoms_of, bodies_of, free_vars
 from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder
-from tc.ops.registry import BlockedForm, Form, RowForm
+from tc.ops.registry import BlockedForm, Form, RowForm, get_op
 from tc.ops.window import FEW_CHANNELS
 from tc.passes.graph.blocked_literals import blocked_array, grouped_weights, row_weights
 
@@ -30,9 +31,17 @@ class Rewriter:
     blocked: dict[TensorVar, TensorVar] = field(default_factory=dict)
     words: dict[TensorVar, TensorVar] = field(default_factory=dict)
     literals: dict[tuple[TensorConst, Form, int, object], TensorConst] = field(default_factory=dict)
+    summed: set[TensorVar] = field(default_factory=set)
+    """What a convolution is made of, blocked, that sums lanes past its channels."""
+    finite: dict[TensorVar, TensorVar] = field(default_factory=dict)
+    rests: dict[TensorVar, float] = field(default_factory=dict)
+    """What lies in the lanes past the channels of a blocked value, where that is known: one number in all of them."""
 
     def run(self) -> Function:
         self.builder = GraphBuilder(self.func.facts)
+        for binding in reversed(self.func.bindings):
+            if binding in self.forms and (self._sums_rest(binding) or not self.summed.isdisjoint(binding.targets)):
+                self.summed.update(atom for atom in atoms_of(binding.value) if isinstance(atom, TensorVar))
         for binding in self.func.bindings:
             form = self.forms.get(binding)
             if form is None:
@@ -57,9 +66,77 @@ class Rewriter:
             None if atom is None else self._operand(atom, taken, rank, form)
             for atom, taken in zip(call.args, form.operands, strict=False)
         )
+        if self._sums_rest(binding):
+            args = (self._finite(call.args[0]), *args[1:])
         type_ = self._blocked_type(target.type)
         value = Call(form.op, args, form.attrs, span=call.span)
-        (self.blocked[target],) = self.builder.bind(value, (type_,), (target.name,), binding.span)
+        (made,) = self.builder.bind(value, (type_,), (target.name,), binding.span)
+        if form.op == "conv_blocked" and target in self.summed and self._has_rest(target):
+            made = self._without_rest(target, made)  # of an infinite operand NaN comes there
+        rest = self._rest_of(call, form, target)
+        if rest is not None:
+            self.rests.setdefault(made, rest)
+        self.blocked[target] = made
+
+    def _has_rest(self, atom: TensorVar) -> bool:
+        """Whether floats have lanes past the channels."""
+        assert isinstance(atom.type, TensorType)
+        channels = atom.type.shape[1]
+        return atom.type.dtype.is_float and not (isinstance(channels, Const) and channels.value % self.block == 0)
+
+    def _sums_rest(self, binding: Binding) -> bool:
+        """Whether a convolution of floats sums lanes past its channels, too: times zeros, which is no number unless they are one."""
+        form = self.forms[binding]
+        image = binding.value.args[0] if isinstance(binding.value, Call) and form.op == "conv_blocked" else None
+        if not isinstance(image, TensorVar) or form.operands[0] is not Form.CHANNELS or not self._has_rest(image):
+            return False
+        assert isinstance(image.type, TensorType)
+        channels, summed = image.type.shape[1], dict(form.attrs)["in_channels"]
+        return isinstance(channels, Const) and channels.value != summed
+
+    def _without_rest(self, atom: TensorVar, made: TensorVar) -> TensorVar:
+        """The blocked form of a value with zeros past its channels."""
+        assert isinstance(atom.type, TensorType)
+        kept = self.builder.call("keep_channels", made, size=atom.type.shape[1])
+        self.rests[kept] = 0.0
+        return kept
+
+    def _finite(self, atom: Atom | None) -> TensorVar:
+        """The blocked form of a value whose lanes past the channels are numbers."""
+        assert isinstance(atom, TensorVar)
+        made = self._blocked(atom)
+        if not math.isfinite(self.rests.get(made, math.nan)):
+            if atom not in self.finite:
+                self.finite[atom] = self._without_rest(atom, made)
+            made = self.finite[atom]
+        return made
+
+    def _rest_of(self, call: Call, form: BlockedForm, target: TensorVar) -> float | None:
+        """What an operator that maps elements makes of what lies past the channels of its operands, if that is one number."""
+        arrays: list[np.ndarray | None] = []
+        assert isinstance(target.type, TensorType)
+        for atom, taken in zip(call.args, form.operands, strict=False):
+            known: float | np.ndarray | None = None
+            if atom is None:
+                arrays.append(None)
+                continue
+            assert isinstance(atom.type, TensorType)
+            if taken is Form.CHANNELS:
+                known = self.rests.get(self.blocked[atom]) if isinstance(atom, TensorVar) else 0.0
+                if atom.type.shape != target.type.shape:
+                    return None
+            elif taken is Form.BROADCAST and isinstance(atom, TensorConst) and atom.value.size == 1:
+                known = atom.value.reshape(())
+            elif taken is Form.BROADCAST and atom.type.rank >= (rank := target.type.rank) - 1:  # cut into blocks, if it is not broadcast
+                known = None if is_const(atom.type.shape[1 - rank], 1) else 0.0
+            if known is None:
+                return None
+            arrays.append(np.full((1,) * (target.type.rank + 1), known, atom.type.dtype.numpy))
+        if form.op != call.op or not arrays:
+            return None
+        with np.errstate(all="ignore"):
+            found, *others = get_op(form.op).run_reference(arrays, get_op(form.op).attrs(form.attrs))
+        return None if others or found.size != 1 else float(found.reshape(()))
 
     def _blocked_type(self, type_: TensorType) -> TensorType:
         n, channels, *space = type_.shape
@@ -114,6 +191,7 @@ class Rewriter:
             call = Call("block", (atom,), attrs)
             (made,) = self.builder.bind(call, (self._blocked_type(atom.type),), (atom.name,), atom.span)
             self.blocked[atom] = made
+            self.rests[made] = 0.0
             self.plain[atom] = atom
         return self.blocked[atom]
 
