@@ -62,8 +62,14 @@ def seconds_of(product: WindowProduct, target: Target) -> float:
 
 
 def pays_on_tiles(call: Call, result: TensorType, block: int, target: Target, facts: Facts) -> bool:
-    """Whether a convolution on blocks of channels takes less time by tiles than by vectors."""
-    return block % TILE_ROWS == 0 and _product(call, result, block, facts).pays(target)
+    """Whether a convolution on blocks of channels takes less time by tiles, which sum whole blocks, than by vectors, which sum the channels
+    that there are."""
+    if block % TILE_ROWS:
+        return False
+    product, (image, *_) = _product(call, result, block, facts), operand_types(call)
+    assert isinstance(image, TensorType)
+    channels = typical(image.shape[1], facts)
+    return product.pays(target, channels / (-(-channels // block) * block))
 
 
 def _product(call: Call, result: TensorType, block: int, facts: Facts) -> WindowProduct:

@@ -125,7 +125,7 @@ class WindowProduct:
         pixels = self.images * self.height * self.width
         return pixels * vectors * (depth / (machine.fma_per_cycle * max(dots, 1.0)) + AFTER_VECTOR_CYCLES)
 
-    def pays(self, target: Target) -> bool:
-        """Whether tiles, whose rates must be known, take fewer cycles than vectors."""
+    def pays(self, target: Target, part: float = 1.0) -> bool:
+        """Whether tiles, whose rates must be known, take fewer cycles than vectors, which sum no more than `part` of the terms."""
         has_rates = machine_of(target).amx_i8_per_cycle > 0 and machine_of(target).amx_bf16_per_cycle > 0
-        return has_rates and self.best_cycles(target) < self.cycles_on_vectors(target)
+        return has_rates and self.best_cycles(target) < part * self.cycles_on_vectors(target)
