@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tc.codegen.llvm.emitter import emit_prim_func
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, i8, i32, i64, u8
 from tc.ir.expr import Var, cast, const, maximum, minimum
@@ -292,3 +293,43 @@ def test_products_are_as_few_as_tiles_allow_and_pixels_are_loaded_in_place(
     assert counted(final, WIDE) == counts
     names = {buffer.name for buffer in buffers_written(final.body)}
     assert not any("lhs" in name or "rhs" in name for name in names), "no windows are copied"
+
+
+def _ahead(func: PrimFunc) -> list[int]:
+    """How many bytes ahead loops of a kernel fetch."""
+    found: list[int] = []
+
+    def visit(node: Stmt) -> None:
+        if isinstance(node, For) and node.hints.prefetch is not None:
+            found.append(node.hints.prefetch.ahead_bytes)
+        for child in children(node):
+            if isinstance(child, Stmt):
+                visit(child)
+
+    visit(func.body)
+    return found
+
+
+def test_weights_that_come_from_memory_are_fetched_a_row_of_a_tile_at_a_time() -> None:
+    attrs = attrs_of(256, 64, pads=(1, 1, 1, 1))
+    func = convolution(tensor_type((1, 4, 7, 7, 64), u8), tensor_type((4, 4, 3, 3, 16, 64, 4), i8), attrs)
+
+    final = finish_loops(apply_rules(func, WIDE).func, threads=1)
+    text = emit_prim_func(final, "conv", WIDE.features).ir_text
+    tiles = {line.split("ptr ")[1].split(",")[0] for line in text.splitlines() if "tileloadd64" in line and "call" in line}
+
+    assert len(_ahead(final)) == 1
+    assert text.count("call void @llvm.prefetch") == 16 * 9, "sixteen rows of weights for each of nine taps"
+    assert len(tiles) > 9
+
+
+def test_weights_that_stay_in_a_cache_are_not_fetched_ahead() -> None:
+    small = convolution(
+        tensor_type((1, 1, 7, 7, 64), u8), tensor_type((1, 1, 3, 3, 16, 64, 4), i8), attrs_of(64, 64, pads=(1, 1, 1, 1))
+    )
+    many = convolution(
+        tensor_type((1, 4, 56, 56, 64), u8), tensor_type((4, 4, 3, 3, 16, 64, 4), i8), attrs_of(256, 64, pads=(1, 1, 1, 1))
+    )
+
+    for func in (small, many):
+        assert _ahead(finish_loops(apply_rules(func, WIDE).func, threads=1)) == []
