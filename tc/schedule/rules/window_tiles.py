@@ -211,7 +211,9 @@ def _in_one_row(
     if not tiles.strides:
         return None
     maker = next((each for each in before if image in block_info(s, each).written_buffers), None)
-    is_less = _cycles_run_on(contraction, tiles, target, maker is not None) < tiles.product.best_cycles(target)
+    tasks = tiles.product.images * -(-tiles.product.columns // TILE_ROWS)  # rows of pixels are others
+    waits = -(-tasks // s.cores) * s.cores / tasks
+    is_less = waits * _cycles_run_on(contraction, tiles, target, maker is not None) < tiles.product.best_cycles(target)
     if not s.choose(name, "runs_on", (False, True), is_less, ordered=False):
         return None
     flat = tiles.run_on()
