@@ -174,7 +174,8 @@ def _is_small(result: np.ndarray, w: np.ndarray, attrs: Attrs) -> bool:
     if not any(attrs.pads) and {*attrs.strides} == {1} and w.shape[2:4] == (1, 1):
         height, width = 1, height * width
     steps = int(np.prod(w.shape[1:4]))
-    return not WindowProduct(n, height, width, blocks * lanes, lanes, steps, attrs.in_block, u8).pays(NARROW)
+    taps = int(np.prod(w.shape[2:4]))
+    return not WindowProduct(n, height, width, blocks * lanes, lanes, steps, attrs.in_block, u8, taps).pays(NARROW)
 
 
 @pytest.mark.parametrize("window", [(3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0)], ids=str)

@@ -411,8 +411,9 @@ def _schedule_padding(schedule: Schedule, names: list[str], place: str | None, t
             schedule_block(s, name, target)
             continue
         *outer, last = s.loops_of(name)
+        work = known_product(s, [*outer[-2:], last], USUAL_DIM)
         vectors, lane = cut_vectors(s, last, stream_lanes(block_info(s, name), target, extent_value(s, last)))
         s.vectorize(lane)
         unroll(s, vectors)
         if place is None:  # rows and pixels one after the other: what is apart at their ends is cut off
-            set_parallel(s, name, outer[:-2], known_product(s, [*outer[-2:], last], USUAL_DIM))
+            set_parallel(s, name, outer[:-2], work)
