@@ -334,3 +334,16 @@ def test_weights_that_stay_in_a_cache_are_not_fetched_ahead() -> None:
 
     for func in (small, many):
         assert _ahead(finish_loops(apply_rules(func, WIDE).func, threads=1)) == []
+
+
+def test_a_few_channels_of_a_block_are_summed_by_an_instruction_on_vectors() -> None:
+    """Sixteen of 64, one pixel at a time: they lie as words of four terms do, which is no reason to copy them into tiles."""
+    rng = np.random.default_rng(0)
+    x, w = numbers(rng, (1, 1, 55, 55, 64), u8), grouped_weights(numbers(rng, (64, 16, 1, 1), i8), 64, 64)
+    attrs = attrs_of(16, 64, in_channels=16)
+    func = convolution(tensor_type(x.shape, u8), tensor_type(w.shape, i8), attrs)
+
+    result = compiled(func, [x, w], target=WIDE)
+
+    assert "vpdpbusd" in emit_prim_func(finish_loops(apply_rules(func, WIDE).func, threads=1), "conv", WIDE.features).ir_text
+    np.testing.assert_array_equal(result, expected_of(x, w, attrs))

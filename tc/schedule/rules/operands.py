@@ -42,6 +42,9 @@ from tc.target.machine import machine_of
 TOGETHER = 4
 """Bytes of a word."""
 
+MATRIX_DIMS = 3
+"""Of an operand that is a batch of matrices; an image in blocks of channels has more."""
+
 LONGEST_CHAIN = 8192
 """How many terms may be summed one after the other. Longer sums are made of parts: the error is that of two chains of their square root."""
 
@@ -158,7 +161,8 @@ def choose_dot(contraction: Contraction, target: Target, strict: bool = False, t
         return None
     are_words = terms_in_words(contraction) > 1
     on_tiles = choose_tiles(contraction, target, strict) if tiles and is_matrix and (are_words or not contraction.parts) else None
-    if on_tiles is not None and (not is_packed or are_words or on_tiles.takes_rhs_in_place(contraction)):
+    is_image = is_packed and len(contraction.lhs.indices) > MATRIX_DIMS  # a block of whose channels is no number of words, but lies as one
+    if on_tiles is not None and (not is_packed or (are_words and not is_image) or on_tiles.takes_rhs_in_place(contraction)):
         return on_tiles
     for name, lhs, rhs in fitting_instructions(contraction, target, DOT_OPERANDS, partial(dot_name, target.vector_bits)):
         dot = Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs))
