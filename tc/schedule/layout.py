@@ -127,7 +127,7 @@ def transform_layout(func: PrimFunc, buffer: str, layout: str) -> PrimFunc:
     """
     old, rule = find_buffer(func, buffer), Layout.parse(layout)
     check_rank(old, rule, layout)
-    _check_no_intrinsic(func, old, "transform_layout")
+    check_no_intrinsic(func, old, "transform_layout")
     if old.strides is not None:
         raise ScheduleError(f"transform_layout: buffer {buffer} has strides")
     if old in func.buffers and any(name == f"layout:{buffer}" for name, _ in func.attrs):
@@ -151,7 +151,8 @@ def check_rank(buffer: Buffer, layout: Layout, text: str) -> None:
         raise ScheduleError(f"layout {text!r} is for {layout.rank} axes, buffer {buffer.name} has {len(buffer.shape)}")
 
 
-def _check_no_intrinsic(func: PrimFunc, buffer: Buffer, what: str) -> None:
+def check_no_intrinsic(func: PrimFunc, buffer: Buffer, what: str) -> None:
+    """ScheduleError where an intrinsic uses a buffer: it relies on how elements lie."""
     for place in block_places(func):
         for node in walk(place.block.body):
             if isinstance(node, IntrinsicCall) and any(getattr(o, "buffer", None) is buffer for o in node.operands):

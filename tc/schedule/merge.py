@@ -8,10 +8,10 @@ from math import prod
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, const, equal, logical_and
-from tc.ir.loop import AxisKind, BlockAxis, For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
+from tc.ir.loop import AxisKind, BlockAxis, For, LoopKind, PrimFunc, Stmt, Store
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.uses import variables
-from tc.schedule.layout import facts_of_axes, is_inside
+from tc.schedule.layout import check_no_intrinsic, facts_of_axes, is_inside
 from tc.schedule.tree import (
     Place,
     facts_at,
@@ -122,8 +122,7 @@ def merge_dims(func: PrimFunc, buffer: str, axes: Sequence[int]) -> PrimFunc:
     if old in func.buffers or old.strides is not None:
         raise ScheduleError(f"merge_dims: {buffer} is a parameter, or has strides")
     _check_numbers(axes, len(old.shape), f"merge_dims: buffer {buffer}")
-    if any(isinstance(node, IntrinsicCall) and any(getattr(o, "buffer", None) is old for o in node.operands) for node in walk(func.body)):
-        raise ScheduleError(f"merge_dims: an intrinsic uses buffer {buffer}")
+    check_no_intrinsic(func, old, "merge_dims")
     others = [k for k in range(len(old.shape)) if k not in axes]
     facts = facts_of_axes(func)
     shape = (simplify(_product([old.shape[k] for k in axes]), facts), *(old.shape[k] for k in others))
@@ -166,8 +165,7 @@ def run_on(func: PrimFunc, block: str, axes: Sequence[int], pitch: int, extent: 
     is_written = at >= 0 and own.body.indices[at + 1 : at + 2] == (columns.var,)
     if old in func.buffers or old.strides is not None or len(writers_of(func, old)) != 1 or not is_written:
         raise ScheduleError(f"{what} does not write a scratch buffer at these axes, alone")
-    if any(isinstance(node, IntrinsicCall) and any(getattr(o, "buffer", None) is old for o in node.operands) for node in walk(func.body)):
-        raise ScheduleError(f"{what}: an intrinsic uses buffer {old.name}")
+    check_no_intrinsic(func, old, what)
     last = (rows.extent - 1) * pitch + columns.extent
     if prove(logical_and(columns.extent <= pitch, last <= extent), facts) is not True:
         raise ScheduleError(f"{what}: rows of {columns.extent} do not fit, {rows.extent} of them {pitch} apart in {extent}")
