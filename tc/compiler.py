@@ -19,7 +19,7 @@ from tc.frontend.registry import Model, check_model, check_words, import_model
 from tc.ir.module import IRModule
 from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.manager import Stopwatch
-from tc.passes.pipeline import USUAL, PassOptions, simplify_model
+from tc.passes.pipeline import USUAL, PassOptions, PreparedModel, simplify_model
 from tc.precision.choose import prepare_in
 from tc.precision.request import USUAL_PRECISION, Calibration, PrecisionRequest, checked_precision
 from tc.records.apply import TunedSchedules, states_of, tuned_for
@@ -52,10 +52,15 @@ def run_stages(
 ) -> Stages:
     """Everything up to the execution plan; nothing is emitted. tuned: what measurements have shown to be best. assume_equal, overridden:
     see `load_model`. ready: told of each kernel as soon as it is scheduled. expect: told of the module as soon as it is lowered."""
-    with (watch := Stopwatch()).time("import"):
-        imported = import_model(model, dims, on_unsupported, assume_equal, overridden)
+    watch = Stopwatch()
+
+    def prepare(equal: bool) -> PreparedModel:
+        is_equal = equal and assume_equal
+        imported = watch.apart("import", lambda: import_model(model, dims, on_unsupported, is_equal, overridden))
+        return simplify_model(imported, target, numerics, passes)
+
     with watch.time("graph passes"):
-        prepared = prepare_in(simplify_model(imported, target, numerics, passes), precision, watch)
+        prepared = prepare_in(prepare, precision, watch)
     return finish_stages(prepared, watch, tuned, ready, expect)
 
 

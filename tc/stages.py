@@ -80,7 +80,7 @@ def precisions_of(
 ) -> tuple[tuple[NodePrecision, ...], tuple[str, ...]]:
     """How each operation on floats would be computed, and what is to be said of the target. Only what calibration runs is compiled."""
     asked, chosen = checked_precision(precision, calibration), Target.of(target)
-    prepared = prepare_in(simplify_model(import_model(model), chosen), asked)
+    prepared = prepare_in(lambda equal: simplify_model(import_model(model, assume_equal=equal), chosen), asked)
     return prepared.precisions, precision_notes(asked.word, chosen)
 
 

@@ -145,9 +145,7 @@ def tune(
     path = Path(database) if database is not None else default_database()
     if runner is None:
         refuse_foreign(chosen)
-    imported = import_model(model, dims)
-    require_numbers(imported.signature, "tune")
-    prepared = prepare_in(simplify_model(imported, chosen), asked)
+    prepared = prepare_in(lambda equal: _simplified(model, dims, equal, chosen), asked)
     symbolic = [var.name for var in measured_sizes(prepared.imported.module.main, {})]
     for name in sizes:
         if name not in symbolic:
@@ -303,6 +301,12 @@ def _compare_whole(
 def _kernels_of(module: CompiledModule) -> list[tuple[str, tuple[str, ...], bool]]:
     """What tells a tuned module from an untuned one: its kernels, the nodes inside, and whether their schedules are tuned."""
     return [(kernel.name, kernel.nodes, kernel.tuned) for kernel in module.report().kernels]
+
+
+def _simplified(model: Model, dims: Mapping[str, Dim | int], assume_equal: bool, target: Target) -> PreparedModel:
+    imported = import_model(model, dims, assume_equal=assume_equal)
+    require_numbers(imported.signature, "tune")
+    return simplify_model(imported, target)
 
 
 def _inputs(model: PreparedModel, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:

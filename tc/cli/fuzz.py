@@ -24,11 +24,13 @@ examples:
   tc fuzz --seed 1000 --count 5000 -j 2    those of the seeds 1000 to 5999, two at a time
   tc fuzz --budget 10m --folder failing    as many as ten minutes allow; failing models to a folder
   tc fuzz --mode indices                   operators that index, with indices out of range
+  tc fuzz --mode networks                  layers of common widths: float, quantized, in f32, bf16, f16 and mixed in turns
   tc fuzz --mode files --budget 10m        damaged and hostile files for all that reads files; kept where they reach new lines
   tc fuzz --target opencl                  on another target that runs here
 exit code 3 when a result is wrong, a process died, tc refused what both others run, or a file ends in anything but a numbered error
 """
 FILES = "files"
+MODE_HELP = "indices: more operators that index; networks: layers of common widths, in low precision too; files: files that lie"
 _BUDGET = re.compile(r"(\d+)([smh]?)")
 
 
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, help="how many seeds (default 100; without end when there is a budget)")
     parser.add_argument("--budget", metavar="TIME", help="stop after this time: 90s, 10m, 2h")
     known = (*MODES, FILES)
-    parser.add_argument("--mode", choices=known, default="general", help="indices: more operators that index; files: files that lie")
+    parser.add_argument("--mode", choices=known, default="general", help=MODE_HELP)
     parser.add_argument("--folder", type=Path, metavar="DIR", help="where failing models and their inputs are written")
     parser.add_argument(
         "--reduce",
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="threads of a compiled model (default: 1 and 2 in turns)")
     parser.add_argument("--numerics", choices=("default", "strict"), help="default: every eighth model is strict")
     parser.add_argument("--target", default="native", help=TARGET_HELP)
+    parser.add_argument("--precision", help="f32, bf16, f16, mixed:TOLERANCE (default: f32; of networks several in turns)")
 
 
 def execute(args: argparse.Namespace) -> Outcome:
@@ -66,7 +69,9 @@ def execute(args: argparse.Namespace) -> Outcome:
         found = search_files(args.seed, args.count or (10**9 if seconds else 1000), seconds, args.folder)
         return Outcome(describe_files(found), lambda console: show_files(console, found), 3 if found.findings else 0)
     Target.of(args.target)  # refused here, not once a model
-    settings = Settings(args.mode, args.threads, args.numerics, args.processes, seconds, args.reduce, target=args.target)
+    settings = Settings(
+        args.mode, args.threads, args.numerics, args.processes, seconds, args.reduce, target=args.target, precision=args.precision
+    )
     summary = run_campaign(range(args.seed, args.seed + count), settings, args.folder)
     return Outcome(describe(summary), lambda console: show(console, summary), 3 if summary.failures else 0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +14,7 @@ from tc.cli.options import TARGET_HELP, parse_dims, read_arrays
 from tc.cli.outcome import Outcome
 from tc.errors import ModelError, UsageError
 from tc.fuzz.campaign import write_subject
-from tc.fuzz.differential import Run
+from tc.fuzz.differential import How, Run
 from tc.fuzz.process import Judge
 from tc.fuzz.reduce import describe, reduce_failure
 
@@ -38,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of the compiled model (default 1)")
     parser.add_argument("--numerics", choices=("default", "strict"), default="default")
     parser.add_argument("--target", default="native", help=TARGET_HELP)
+    parser.add_argument("--precision", default="f32", help="f32 (default), bf16, f16, mixed:TOLERANCE")
     parser.add_argument("--seconds", type=float, default=120.0, help="stop after this time (default 120)")
     parser.add_argument("-o", "--output", type=Path, metavar="STEM", help="write STEM.onnx and STEM.npz")
 
@@ -49,14 +49,14 @@ def execute(args: argparse.Namespace) -> Outcome:
     missing = {i.name for i in model.graph.input} - set(feeds) - {t.name for t in model.graph.initializer}
     if missing:
         raise UsageError(f"--inputs {args.inputs}: holds no {', '.join(sorted(missing))}")
-    how: dict[str, Any] = {"threads": args.threads, "numerics": args.numerics, "target": args.target}
+    how = How(args.threads, args.numerics, args.target, args.precision)
     judge = Judge()
     try:
-        verdict = judge.model(model, [Run(feeds)], **how)
+        verdict = judge.model(model, [Run(feeds)], how)
         if not verdict.failed:
             text = f"does not fail: {verdict.kind}{f' ({verdict.text})' if verdict.text else ''}"
             return Outcome({"kind": verdict.kind, "text": verdict.text}, lambda console: _print(console, text))
-        found = reduce_failure(model, [Run(feeds)], verdict, judge, seconds=args.seconds, **how)
+        found = reduce_failure(model, [Run(feeds)], verdict, judge, how, seconds=args.seconds)
     finally:
         judge.close()
     if args.output:

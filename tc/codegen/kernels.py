@@ -50,6 +50,7 @@ class Kernel:
     trace: str
     symbol: str
     is_tuned: bool = False
+    unfit: tuple[str, ...] = ()
 
     @property
     def on_host(self) -> bool:
@@ -69,7 +70,7 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None
     scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
     final = finish_scheduled(scheduled.func, target, hooks)
     symbol = f"tc_{structural_hash(final)[:20]}"
-    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None)
+    return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None, scheduled.unfit)
 
 
 def finish_scheduled(func: PrimFunc, target: Target, hooks: Hooks = NO_HOOKS) -> PrimFunc:

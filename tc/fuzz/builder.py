@@ -32,7 +32,6 @@ _TYPE_NAMES = {
     "float": F32, "float16": F16, "double": F64, "bfloat16": BF16, "bool": BOOL, "int8": I8, "int16": I16, "int32": I32,
     "int64": I64, "uint8": U8, "uint16": U16, "uint32": U32, "uint64": U64,
 }  # fmt: skip
-MOST_ELEMENTS = 6000
 LEARNING, MICROSOFT = "ai.onnx.ml", "com.microsoft"
 DOMAINS = {LEARNING: 3, MICROSOFT: 1}  # with the version that rows are written for
 REFERENCE_SINCE = 18  # the reference evaluator takes many operators of older opsets for those of today
@@ -58,6 +57,7 @@ class Style:
     both: bool = True  # only nodes that both oracles run
     symbols: int = 4  # how many symbols at most
     check_indices: bool = False  # index operands are inputs of the model, to be spoilt later
+    most_elements: int = 6000  # of a result
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,7 +319,7 @@ class Builder:
                 together = np.broadcast_shapes(held.shape, other.shape)
             except ValueError:
                 return False
-            return np.prod(together) <= MOST_ELEMENTS and (grow or together == held.shape)
+            return np.prod(together) <= self.style.most_elements and (grow or together == held.shape)
 
         known = [h for h in self.pool if fits(h)]
         if known and self.chance(0.65):
@@ -331,7 +331,7 @@ class Builder:
             dims = [self.dim() if n == 1 and self.chance(0.4) else n for n in dims]
             if self.chance(0.1) and len(dims) == held.rank < 5:
                 dims = [self.dim(), *dims]
-        if np.prod(np.broadcast_shapes(held.shape, tuple(dims))) > MOST_ELEMENTS:
+        if np.prod(np.broadcast_shapes(held.shape, tuple(dims))) > self.style.most_elements:
             dims = list(held.shape)
         return self.data(dtype, dims)
 
@@ -469,7 +469,7 @@ class Builder:
     def _check(self, op: str, value: Any, error: float) -> None:
         if isinstance(value, list):
             return
-        if value.size > MOST_ELEMENTS:
+        if value.size > self.style.most_elements:
             raise Rejected(f"{op}: {value.size} elements")
         if not is_float(value):
             return

@@ -10,18 +10,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
+from tc.fuzz.differential import How
+from tc.fuzz.generate import NETWORKS
 from tc.fuzz.process import Judge, Judged
 from tc.fuzz.reduce import Reduced, Subject, describe, reduce_failure
+
+PRECISIONS = ("bf16", "f32", "mixed:0.05", "bf16", "f16")  # of networks, two seeds each in turns
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How seeds are judged. With `numerics` or `threads` None they change from seed to seed."""
+    """How seeds are judged. With `numerics`, `threads` or `precision` None they change from seed to
+    seed; precision in networks alone."""
 
     mode: str = "general"
     threads: int | None = None
@@ -31,15 +35,13 @@ class Settings:
     reduce_seconds: float = 0.0  # for the first failure of each signature; 0: none is reduced
     timeout_seconds: float = 120.0
     target: str = "native"
+    precision: str | None = None
 
-    def of(self, seed: int) -> dict[str, Any]:
-        """The arguments to judge a seed with."""
-        return {
-            "mode": self.mode,
-            "threads": self.threads or 1 + seed % 2,
-            "numerics": self.numerics or ("strict" if seed % 8 == 7 else "default"),
-            "target": self.target,
-        }
+    def of(self, seed: int) -> How:
+        """How the model of a seed is compiled."""
+        drawn = PRECISIONS[seed // 2 % len(PRECISIONS)] if self.mode == NETWORKS else "f32"
+        numerics = self.numerics or ("strict" if seed % 8 == 7 else "default")
+        return How(self.threads or 1 + seed % 2, numerics, self.target, self.precision or drawn)
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _all(seeds: range, settings: Settings, begun: float) -> Iterator[tuple[int, 
     def work(seed: int) -> tuple[int, Judged]:
         judge = judges.pop()
         try:
-            return seed, judge.draw(seed, **settings.of(seed))
+            return seed, judge.draw(seed, settings.mode, settings.of(seed))
         finally:
             judges.append(judge)
 
@@ -138,13 +140,11 @@ def _all(seeds: range, settings: Settings, begun: float) -> Iterator[tuple[int, 
 def _reduced(judged: Judged, settings: Settings, seed: int) -> Reduced | None:
     if judged.model is None or judged.verdict.kind == "timeout":
         return None
-    how = settings.of(seed)
     judge = Judge(timeout_seconds=settings.timeout_seconds)
     try:
         return reduce_failure(
-            judged.model, judged.runs, judged.verdict, judge,
-            threads=how["threads"], numerics=how["numerics"], target=how["target"], seconds=settings.reduce_seconds,
-        )  # fmt: skip
+            judged.model, judged.runs, judged.verdict, judge, settings.of(seed), seconds=settings.reduce_seconds
+        )
     finally:
         judge.close()
 
@@ -154,7 +154,8 @@ def write_failure(folder: Path, failure: Failure, settings: Settings) -> None:
     judged, stem = failure.judged, folder / str(failure.seed)
     report = {
         "seed": failure.seed,
-        **settings.of(failure.seed),
+        "mode": settings.mode,
+        **vars(settings.of(failure.seed)),
         "kind": judged.verdict.kind,
         "text": judged.verdict.text,
     }

@@ -17,10 +17,11 @@ import onnx
 from tc.compiler import compile_model
 from tc.errors import InputError, InternalError, TcError
 from tc.fuzz.builder import Input
-from tc.fuzz.evaluate import Failed, Feeds, ValueTrace, disagreement, run_onnxruntime, trace
+from tc.fuzz.evaluate import Failed, Feeds, ValueTrace, disagreement, run_onnxruntime, spread, trace
 from tc.fuzz.generate import Case, live_names, without_dead_nodes
 
 Tell = Callable[[str, int, int], None]
+ROUNDINGS = {"bf16": 2.0**-8, "f16": 2.0**-11, "mixed": 2.0**-8}  # the relative error of storing a float, by precision
 FAILURES = ("wrong", "crash", "timeout", "internal", "refused", "unchecked")
 
 
@@ -48,6 +49,28 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class How:
+    """How a model is compiled: words of `tc.compile`. What precisions below f32 are calibrated on are the first inputs."""
+
+    threads: int = 1
+    numerics: str = "default"
+    target: str = "native"
+    precision: str = "f32"
+
+    @property
+    def rounding(self) -> float:
+        """The relative error that storing a float may make, beside that of its own dtype."""
+        return ROUNDINGS.get(self.precision.partition(":")[0], 0.0)
+
+    def options(self, first: Feeds) -> dict[str, Any]:
+        """The keywords for `tc.compile`."""
+        return {**vars(self), "calibration": [first] if self.rounding else None}
+
+
+USUAL = How()
+
+
+@dataclass(frozen=True)
 class Run:
     """Inputs to run a model on. `spoilt`: an index among them is out of range, and both oracles are to notice."""
 
@@ -65,9 +88,9 @@ class Expected:
     oracles: int = 0
 
 
-def expect(model: onnx.ModelProto, feeds: Feeds) -> Expected:
-    """Ask both oracles. An output on which they disagree, or which depends on roundings, has an infinite bound. Where neither runs the
-    whole model but some one runs each node, that is the answer."""
+def expect(model: onnx.ModelProto, feeds: Feeds, rounding: float = 0.0) -> Expected:
+    """Ask both oracles, `rounding` being the relative error that storing a float may make. An output on which they disagree, or which
+    depends on roundings, has an infinite bound. Where neither runs the whole model but some one runs each node, that is the answer."""
     names = [o.name for o in model.graph.output]
     steps = trace(model, feeds)
     try:
@@ -79,6 +102,9 @@ def expect(model: onnx.ModelProto, feeds: Feeds) -> Expected:
     bounds = [_bound(steps, name, value) for name, value in zip(names, theirs or mine or names)]
     if mine is not None and theirs is not None:
         bounds = [b if not disagreement(m, t, b) else float("inf") for m, t, b in zip(mine, theirs, bounds)]
+    if rounding and not steps.problem:
+        wider = spread(model, {n: steps.values[n] for n in names}, feeds, rounding)
+        bounds = [bound if bound == float("inf") else max(bound, wider[name]) for name, bound in zip(names, bounds)]
     found = [v for v in (theirs, mine) if v is not None]
     return Expected(names, [list(values) for values in zip(*found)], bounds, len(found))
 
@@ -99,23 +125,21 @@ def _bound(steps: ValueTrace, name: str, value: Any) -> float:
 def judge(
     model: onnx.ModelProto,
     runs: Sequence[Run],
+    how: How = USUAL,
     *,
-    threads: int = 1,
-    numerics: str = "default",
-    target: str = "native",
     tell: Tell = lambda stage, run, oracles: None,
 ) -> Verdict:
-    """Compile the model once, for a target that is here, and run it on everything; the first failure, or "ok". `tell` hears who works,
-    "oracles" or "tc", on which run, and how many oracles took its inputs."""
+    """Compile the model once, `how` it says, for a target that is here, and run it on everything; the first failure, or "ok". `tell`
+    hears who works, "oracles" or "tc", on which run, and how many oracles took its inputs."""
     tell("oracles", 0, 0)
-    expected = [Expected() if run.spoilt else expect(model, run.feeds) for run in runs]
+    expected = [Expected() if run.spoilt else expect(model, run.feeds, how.rounding) for run in runs]
     bare = without_dead_nodes(model, _empty(expected[0]))  # bad indices may go by where no number depends on what they choose
-    expected = [expect(bare, _nearer(run.feeds)) if run.spoilt else known for run, known in zip(runs, expected)]
+    expected = [expect(bare, _nearer(run.feeds), how.rounding) if run.spoilt else known for run, known in zip(runs, expected)]
     if not expected[0].oracles:
         return Verdict("undecided", "no oracle runs it")
     tell("tc", 0, expected[0].oracles)
     try:
-        module = compile_model(model, target=target, threads=threads, numerics=numerics)
+        module = compile_model(model, **how.options(runs[0].feeds))
     except Exception as error:
         return _refusal(model, error, expected[0], 0)
     for index, (run, wanted) in enumerate(zip(runs, expected)):

@@ -49,9 +49,11 @@ LED_BY_ONNXRUNTIME = frozenset(
 )
 # Of these, what it gets wrong in most cases: alone it does not count.
 WRONG_BY_REFERENCE = frozenset("LRN LSTM GRU RNN".split())  # batches are taken for channels; lengths of sequences are ignored
+COUNTED = ROUNDED | {"MatMulInteger", "ConvInteger"}  # their integers stand for numbers: what an operand is off by shows in them
 COMPARISONS = frozenset(("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"))
 CONTROL = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 _EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(np.float16): 2.0**-10}
+TWINS = 5  # runs of a model with other roundings
 _GRID = {11: 2.0**4, 24: 2.0**8, 8: 2.0**2}  # by the bits of a significand: in what multiples exact values are counted
 _NATIVE = frozenset("fiub")
 
@@ -313,7 +315,7 @@ def _bounds(
         return [0.0] * len(outputs)
     if _is_close_call(node, feeds, uncertain):
         raise Unstable("its truth depends on roundings")
-    carried = _carried(model, feeds, uncertain, outputs, run)
+    carried = _carried(model, feeds, uncertain, outputs, run, node.op_type in COUNTED)
     if _is_exact(node) and not uncertain:
         scales = _linear_scales(node, model, feeds, outputs, run)
         if all(_on_grid(o, s) for o, s in zip(outputs, scales)) and all(_on_grid(v, 0.0) for v in feeds.values()):
@@ -349,9 +351,9 @@ def _on_grid(value: Value, scale: float) -> bool:
 
 
 def _carried(
-    model: onnx.ModelProto, feeds: Feeds, uncertain: dict[str, float], outputs: list[Value], run: Any
+    model: onnx.ModelProto, feeds: Feeds, uncertain: dict[str, float], outputs: list[Value], run: Any, counts: bool
 ) -> list[float]:
-    """How far the outputs move when the inputs do, the largest of three random moves, doubled."""
+    """How far the outputs move when the inputs do, the largest of three random moves, doubled. `counts`: integers may move far."""
     moved = [0.0] * len(outputs)
     rng = np.random.default_rng(0)
     if not uncertain:
@@ -369,13 +371,13 @@ def _carried(
                 raise Unstable("its shape or its truth depends on roundings")
             with np.errstate(all="ignore"):
                 difference = np.abs(old.astype(np.float64) - new.astype(np.float64))
-            if old.dtype.kind in "iu" and difference.max(initial=0.0) > 1:
+            if old.dtype.kind in "iu" and difference.max(initial=0.0) > 1 and not counts:
                 raise Unstable("its integers depend on roundings")
             difference = np.where(old == new, 0.0, difference)  # inf - inf
             moved[k] = max(moved[k], 2 * float(np.nan_to_num(difference, nan=0.0).max(initial=0.0)) / size)
     for k, old in enumerate(outputs):
         if old.dtype.kind in "iu" and moved[k]:
-            moved[k] = 1.0
+            moved[k] = float(np.ceil(moved[k])) if counts else 1.0
     return moved
 
 
@@ -383,7 +385,10 @@ def _nudge(array: np.ndarray, error: float, rng: np.random.Generator) -> np.ndar
     signs = rng.integers(0, 2, array.shape) * 2 - 1
     if is_float(array):
         return np.asarray(array.astype(np.float64) + signs * error).astype(array.dtype)
-    return np.asarray(array.astype(np.int64) + signs * int(np.ceil(error))).astype(array.dtype)
+    moved = array.astype(np.int64) + signs * int(np.ceil(error))
+    if array.dtype.itemsize < 8:
+        moved = moved.clip(np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)  # a byte is not moved round its range
+    return np.asarray(moved).astype(array.dtype)
 
 
 def _linear_scales(
@@ -502,6 +507,47 @@ def trace(model: onnx.ModelProto, feeds: Feeds) -> ValueTrace:
         for name, value, bound in zip([n for n in node.output if n], results, bounds):
             values[name], errors[name] = value, bound
     return ValueTrace(values, errors, by_reference, "")
+
+
+def spread(model: onnx.ModelProto, values: Feeds, feeds: Feeds, rounding: float) -> dict[str, float]:
+    """How far the values of a model move when each node reads and gives floats that are off by up to `rounding`, relative: by running it
+    so a few times (Monte Carlo arithmetic: D. S. Parker, 1997). `values`: those without such errors. Bytes that were rounded are off by
+    one at times. A value whose shape moves has no bound."""
+    from onnx import numpy_helper
+
+    bounds = {name: 4 * rounding * _largest(value) for name, value in values.items()}
+    for seed in range(TWINS):
+        rng = np.random.default_rng(seed)
+        twin: Feeds = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer} | feeds
+        for node in model.graph.node:
+            exact = set(node.input[1:]) if node.op_type == "Resize" else set()  # they say how large the result is
+            reads = {name: twin[name] if name in exact else _rounded(twin[name], rounding, rng) for name in sorted(node_reads(node))}
+            one = node_model(node, reads, model.opset_import, model.ir_version)
+            try:
+                outputs = run_onnxruntime(one, reads)
+            except Failed:
+                outputs = run_reference(one, reads)
+            if node.op_type in ROUNDED:
+                outputs = [_nudge(o, 1.0, rng) if not is_float(o) and o.ndim and rng.random() < 0.9 else o for o in outputs]
+            rounded = outputs if node.op_type == "Constant" else [_rounded(o, rounding, rng) for o in outputs]
+            twin |= dict(zip([n for n in node.output if n], rounded))
+        for name, value in values.items():
+            bounds[name] = max(bounds[name], 2 * _distance(value, twin[name]))
+    return bounds
+
+
+def _rounded(value: Value, rounding: float, rng: np.random.Generator) -> Value:
+    if not is_float(value) or value.dtype != np.float32:
+        return value
+    return np.asarray(value * (1 + rounding * rng.uniform(-1, 1, value.shape)), np.float32)
+
+
+def _distance(value: Value, other: Value) -> float:
+    if not isinstance(value, np.ndarray) or value.shape != other.shape:
+        return float("inf")
+    with np.errstate(all="ignore"):
+        apart = np.abs(value.astype(np.float64) - other.astype(np.float64))
+    return float(np.nan_to_num(apart, nan=0.0, posinf=0.0).max(initial=0.0))
 
 
 def output_names(model: onnx.ModelProto) -> list[str]:

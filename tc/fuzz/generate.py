@@ -15,12 +15,13 @@ import onnx
 from onnx import helper
 
 from tc.fuzz.builder import ALL, BF16, BOOL, F16, F32, F64, I32, I64, Builder, Held, Input, Rejected, Style
-from tc.fuzz.operators import control, domains, elementwise, indexing, network, quantize, reduce, shape, window
+from tc.fuzz.operators import control, domains, elementwise, indexing, layers, network, quantize, reduce, shape, window
 from tc.fuzz.operators.row import Row
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = 26  # the newest that ONNX Runtime knows; with both oracles not asked for, newer ones are drawn too
-MODES = ("general", "indices")
+NETWORKS = "networks"
+MODES = ("general", "indices", NETWORKS)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Case:
 
 def draw_style(rng: np.random.Generator, mode: str = "general") -> Style:
     """What the next model is like."""
+    if mode == NETWORKS:
+        return draw_network_style(rng)
     dtypes = (
         (F32, I64, BOOL, I32) if rng.random() < 0.5 else (F32, F16, F64, I64, I32, BOOL) if rng.random() < 0.4 else ALL
     )
@@ -62,10 +65,24 @@ def draw_style(rng: np.random.Generator, mode: str = "general") -> Style:
     return replace(style, check_indices=True, p_symbolic=min(style.p_symbolic, 0.3)) if mode == "indices" else style
 
 
-def grow(b: Builder, count: int) -> None:
-    """Add `count` rows, of those that bodies may hold or, at the top, of all."""
+def draw_network_style(rng: np.random.Generator) -> Style:
+    """A few layers; weights are constants, or at times not; sizes are symbols every third time."""
+    return Style(
+        opset=int(rng.integers(13, 25)),
+        nodes=int(rng.integers(1, 11)),
+        p_symbolic=float(rng.choice([0.0, 0.0, 0.3])),
+        p_initializer=float(rng.choice([1.0, 1.0, 0.9, 0.5])),
+        dtypes=(F32,),
+        both=False,  # the reference evaluator knows quantized values since opset 19 only
+        symbols=3,
+        most_elements=120_000,
+    )
+
+
+def grow(b: Builder, count: int, table: tuple[Row, ...] | None = None) -> None:
+    """Add `count` rows of a table: of those that bodies may hold or, at the top, of all."""
     only_indexing = b.style.check_indices and not b.depth
-    rows = [r for r in ROWS if r.exists(b.style.opset) and (r.simple or b.depth < 2)]
+    rows = [r for r in table or ROWS if r.exists(b.style.opset) and (r.simple or b.depth < 2)]
     weights = np.array(
         [
             r.weight * (0.3 if b.depth and not r.simple else 1.0) * (12 if only_indexing and r in INDEXING else 1)
@@ -115,17 +132,17 @@ INDEXING = frozenset(
 
 
 def generate(seed: int, mode: str = "general") -> Case:
-    """The model of this seed. `mode` "indices": operators that index, their indices inputs that may be spoilt."""
+    """The model of this seed. `mode` "indices": operators that index, their indices inputs that may be spoilt; "networks": layers."""
     for attempt in range(50):
         rng = np.random.default_rng((seed, attempt, MODES.index(mode)))
         style = draw_style(rng, mode)
         b = Builder(rng, style)
         try:
-            grow(b, style.nodes)
+            grow(b, style.nodes, layers.ROWS if mode == NETWORKS else ROWS)
             case = finish(b, seed)
         except Rejected:
             continue
-        if mode == "general" or any(i.kind == "index" for i in case.inputs):
+        if mode != "indices" or any(i.kind == "index" for i in case.inputs):
             return case
     raise AssertionError(f"seed {seed}: 50 styles led to no model")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx
 
-from tc.fuzz.differential import Run, Verdict
+from tc.fuzz.differential import USUAL, How, Run, Verdict
 from tc.fuzz.worker import pack_model, pack_runs, unpack_model, unpack_runs
 
 PERTURB = "165"  # malloc of glibc fills memory with this byte when it is given back, so that reading it is seen
@@ -44,16 +44,13 @@ class Judge:
         self.judged = 0
         self._rest = b""
 
-    def draw(self, seed: int, mode: str = "general", *, threads: int = 1, numerics: str = "default", target: str = "native") -> Judged:
+    def draw(self, seed: int, mode: str = "general", how: How = USUAL) -> Judged:
         """Generate the model of a seed and judge it."""
-        return self._ask({"seed": seed, "mode": mode, "threads": threads, "numerics": numerics, "target": target})
+        return self._ask({"seed": seed, "mode": mode, "how": vars(how)})
 
-    def model(
-        self, model: onnx.ModelProto, runs: list[Run], *, threads: int = 1, numerics: str = "default", target: str = "native"
-    ) -> Verdict:
+    def model(self, model: onnx.ModelProto, runs: list[Run], how: How = USUAL) -> Verdict:
         """Judge a model on these runs."""
-        how = {"threads": threads, "numerics": numerics, "target": target}
-        return self._ask({"model": pack_model(model), "runs": pack_runs(runs), **how}).verdict
+        return self._ask({"model": pack_model(model), "runs": pack_runs(runs), "how": vars(how)}).verdict
 
     def close(self) -> None:
         """End the child."""

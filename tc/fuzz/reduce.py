@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tc.fuzz.differential import Run, Verdict
+from tc.fuzz.differential import USUAL, How, Run, Verdict
 from tc.fuzz.evaluate import Feeds, node_reads, trace
 from tc.fuzz.process import Judge
 
@@ -62,10 +62,8 @@ def reduce_failure(
     runs: Sequence[Run],
     verdict: Verdict,
     judge: Judge,
+    how: How = USUAL,
     *,
-    threads: int = 1,
-    numerics: str = "default",
-    target: str = "native",
     seconds: float = 60.0,
 ) -> Reduced:
     """Reduce a model on which `judge` came to `verdict`. A bad index that went through is left as it is but for its run."""
@@ -76,7 +74,7 @@ def reduce_failure(
 
     def fails(subject: Subject) -> bool:
         try:
-            found = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics, target=target)
+            found = judge.model(subject.model, runs_for(subject), how)
         except RuntimeError:  # simplified to something that is no model
             return False
         alike = found.kind == verdict.kind and found.oracles == verdict.oracles
@@ -87,7 +85,7 @@ def reduce_failure(
         return Reduced(start, verdict, 1, 0)
     subject, tried, taken = reduce_model(start, fails, seconds=seconds)
     subject = renamed(subject)
-    final = judge.model(subject.model, runs_for(subject), threads=threads, numerics=numerics, target=target)
+    final = judge.model(subject.model, runs_for(subject), how)
     return Reduced(subject, final, tried, taken)
 
 

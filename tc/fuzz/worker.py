@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 import onnx
 
-from tc.fuzz.differential import Run, judge, runs_of
+from tc.fuzz.differential import How, Run, judge, runs_of
 from tc.fuzz.generate import generate
 from tc.target import Target
 
@@ -74,9 +74,7 @@ def answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
     verdict = judge(
         model,
         runs,
-        threads=request["threads"],
-        numerics=request["numerics"],
-        target=request["target"],
+        How(**request["how"]),
         tell=lambda stage, run, oracles: say(stage=stage, run=run, oracles=oracles),
     )
     return {"verdict": dataclasses.asdict(verdict)}
@@ -97,7 +95,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             request = json.loads(line)
-            limit_memory(request["target"])
+            limit_memory(request["how"]["target"])
             message = answer(request, out)
         except Exception:  # what `tc` raises is a verdict; this is about the checker itself
             message = {"broken": traceback.format_exc()}

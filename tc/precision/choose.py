@@ -31,6 +31,7 @@ from tc.precision.inputs import bind_calls, inputs_of
 from tc.precision.request import Batch, PrecisionRequest
 from tc.runtime.finish import build_prepared
 from tc.runtime.module import CompiledModule
+from tc.runtime.program import AssumptionFails
 from tc.target import Target
 from tc.target.machine import machine_of
 from tc.te import placeholder, stages_of
@@ -70,13 +71,30 @@ def choose_precision(model: PreparedModel, request: PrecisionRequest, build: Bui
     return _within(model, narrowing, batches, request.tolerance, build)
 
 
-def prepare_in(model: PreparedModel, precision: PrecisionRequest, watch: Stopwatch | None = None) -> PreparedModel:
-    """A model in a precision; programs in f32 and in 16 bits are compiled and run where calibration inputs decide."""
+def prepare_in(prepare: Callable[[bool], PreparedModel], precision: PrecisionRequest, watch: Stopwatch | None = None) -> PreparedModel:
+    """A model in a precision; programs in f32 and in 16 bits are compiled and run where calibration inputs decide.
+
+    prepare: makes the model in f32, taking dims that may be broadcast to be equal, or not: where they differ in a calibration input.
+    """
+    try:
+        return _narrowed(prepare(True), precision, watch)
+    except AssumptionFails:
+        return _narrowed(prepare(False), precision, watch)
+
+
+def _narrowed(model: PreparedModel, precision: PrecisionRequest, watch: Stopwatch | None) -> PreparedModel:
+    def build(part: PreparedModel) -> CompiledModule:
+        module = build_prepared(part)
+        module.set_general(differ)
+        return module
+
+    def differ() -> CompiledModule:
+        raise AssumptionFails
 
     def search() -> Precision:
         if precision.is_searched:
             require_numbers(model.imported.signature, "calibration")
-        return choose_precision(model, precision, build_prepared)
+        return choose_precision(model, precision, build)
 
     chosen = search() if watch is None or not precision.is_searched else watch.apart("calibration", search)
     return narrow_model(model, chosen)

@@ -198,11 +198,12 @@ def build_module(
     explanations = explain_nodes(stages.lowered, stages.kernels, sources)
     (linked,) = builder.link([program])
     constants = builder.constants(stages.plan)  # which another thread has placed while this one helped LLVM
+    described = describe(stages.lowered, stages.kernels, stages.plan, sources, builder.made)
     report = dataclasses.replace(
-        describe(stages.lowered, stages.kernels, stages.plan, sources, builder.made),
+        described,
         seconds=tuple({**stages.seconds, **builder.watch.seconds}.items()),
         constant_bytes=sum(constant.nbytes for constant in constants),
-        notes=(*notes, *precision_notes(precision, builder.target)),
+        notes=(*notes, *described.notes, *precision_notes(precision, builder.target)),
         rates=machine_fingerprint(builder.target),
         precision=precision,
         precisions=stages.precisions,

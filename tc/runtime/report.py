@@ -63,9 +63,10 @@ class KernelTime:
 class Report:
     """What became of a model: kernels, nodes on reference kernels, sizes and seconds of compilation by stage.
 
-    `notes`: what a tuning database holds that could not be used, and why; for a module from a file, what it was made with that is different
-    now. `rates`: the fingerprint of the rates of cores that decided. `graphs`: which graphs of a device's driver calls launch, or why none;
-    "" where there is no such thing. `precision`: as it was asked for; `precisions`: of every operation on floats, where it is not f32.
+    `notes`: kernels that a rule gave up halfway, which may be slow; what a tuning database holds that could not be used, and why; for a
+    module from a file, what it was made with that is different now. `rates`: the fingerprint of the rates of cores that decided.
+    `graphs`: which graphs of a device's driver calls launch, or why none; "" where there is no such thing. `precision`: as it was asked
+    for; `precisions`: of every operation on floats, where it is not f32.
     """
 
     kernels: tuple[KernelReport, ...]
@@ -120,7 +121,7 @@ def describe(
     sources: Mapping[TensorVar, tuple[str, ...]],
     made: Collection[str],
 ) -> Report:
-    """The report of a model, but for constants, seconds and notes.
+    """The report of a model, but for constants, seconds and other notes.
 
     sources: for each result of a kernel the model's nodes behind it. made: the symbols whose code came from no cache.
     """
@@ -129,8 +130,9 @@ def describe(
         kernel = kernels[name]
         nodes = tuple(dict.fromkeys(node for call in calls for node in call))
         reports.append(KernelReport(name, nodes, len(calls), kernel.rule, kernel.symbol not in made, kernel.is_tuned))
+    notes = tuple(f"{name}: a rule does not fit: {text}" for name, kernel in kernels.items() for text in kernel.unfit)
     fallbacks = tuple(f"{call.span} ({call.symbol})" for call in all_steps(plan.steps) if isinstance(call, CallOut))
-    return Report(tuple(reports), fallbacks, arena=str(plan.arena_bytes))
+    return Report(tuple(reports), fallbacks, arena=str(plan.arena_bytes), notes=notes)
 
 
 def nodes_by_call(lowered: IRModule, sources: Mapping[TensorVar, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
-from tc.ir.expr import Const, Expr, Lt, Select, const
+from tc.ir.expr import Expr, Lt, Select, const
 from tc.ir.loop import AxisKind, Block, BlockAxis, PrimFunc, Stmt, seq
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
@@ -31,12 +31,10 @@ def cut_choices(func: PrimFunc, block: str, axis: int) -> PrimFunc:
         raise ScheduleError(f"cut_choices: block {block} has no axis {axis}, it has {len(place.block.axes)}")
     chosen, facts = place.block.axes[axis], facts_of_axes(func)
     (loop,) = loops_of_axes(place, [chosen], "cut_choices")
-    ends = choice_ends(place.block, axis)
+    ends = choice_ends(func, place.block, axis)
     if not ends:
-        raise ScheduleError(f"cut_choices: nothing is chosen along axis {axis} of block {block}")
+        raise ScheduleError(f"cut_choices: nothing is chosen along axis {axis} of block {block}, or the order of its places is not known")
     places = [const(0), *ends, chosen.extent]
-    if not all(prove(begin <= end, facts) is True for begin, end in pairwise(places)):
-        raise ScheduleError(f"cut_choices: the order of {', '.join(map(str, places))} is not known")
     nests = list[Stmt]()
     for number, (begin, end) in enumerate(pairwise(places)):
         extent = simplify(end - begin, facts)
@@ -52,9 +50,9 @@ def cut_choices(func: PrimFunc, block: str, axis: int) -> PrimFunc:
     return rename_loops(replace_stmt(func, own_root(place), seq(*nests)))
 
 
-def choice_ends(block: Block, axis: int) -> list[Expr]:
-    """Where along an axis a choice by the place there alone changes, in the order that the numbers, or what they are made of, tell."""
-    chosen = block.axes[axis]
+def choice_ends(func: PrimFunc, block: Block, axis: int) -> list[Expr]:
+    """Where along an axis of a block a choice by the place there alone changes, in order; nothing where that is not known."""
+    chosen, facts = block.axes[axis], facts_of_axes(func)
     if chosen.kind is not AxisKind.SPATIAL or block.init is not None:
         return []
     own = {each.var for each in block.axes}
@@ -64,7 +62,12 @@ def choice_ends(block: Block, axis: int) -> list[Expr]:
         if isinstance(node, Select) and isinstance(node.condition, Lt) and node.condition.lhs is chosen.var
     )
     ends = [end for end in found if not variables(end) & own and not reads_memory(end)]
-    return sorted(ends, key=int) if all(isinstance(end, Const) for end in ends) else ends
+    ordered = [const(0), chosen.extent]
+    for end in ends:
+        at = sum(prove(known <= end, facts) is True for known in ordered[:-1])
+        ordered.insert(at, end)
+    is_known = all(prove(begin <= end, facts) is True for begin, end in pairwise(ordered))
+    return ordered[1:-1] if is_known else []
 
 
 def _part(block: Block, axis: BlockAxis, begin: Expr, extent: Expr, holds: Mapping[Expr, bool], facts: Facts) -> Block:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -34,7 +33,6 @@ from tc.schedule.tree import block_names, find_block, fresh_names, nesting, rena
 
 LANGUAGE_VERSION = 1
 
-_log = logging.getLogger("tc.schedule")
 
 ValueT = TypeVar("ValueT", bound=Value)
 
@@ -283,6 +281,7 @@ class Schedule:
         self.func = rename_loops(func)
         self._steps: list[Step] = []
         self.cores = cores
+        self.unfit: list[str] = []  # rules that began and met an illegal step, and which
         self._decide = decide
         self._choices: dict[str, Decision] = {}
 
@@ -318,10 +317,11 @@ class Schedule:
         self._choices[knob.name] = Decision(knob, value)
         return cast(ValueT, value)
 
-    def attempt(self, rule: Callable[[], str | None]) -> str | None:
+    def attempt(self, rule: Callable[[], str | None], name: str = "") -> str | None:
         """What `rule` returns. None, with nothing changed, when a step of it is not legal though all answers are its own.
 
-        An answer from outside that alone leads to an illegal step stays an error: the point is not of the space.
+        An answer from outside that alone leads to an illegal step stays an error: the point is not of the space. `name`: of a rule that
+        should have known that it does not apply; `unfit` tells of it.
         """
         func, count, choices = self.func, len(self._steps), dict(self._choices)
 
@@ -336,7 +336,8 @@ class Schedule:
             undo()
             if not is_own and self._is_legal_by_itself(rule):
                 raise
-            _log.debug("%s: a rule does not fit: %s", func.name, error)
+            if name:
+                self.unfit.append(f"{name}: {error.text}")
         undo()
         return None
 

@@ -12,11 +12,12 @@ import numpy as np
 import onnx
 import pytest
 
+from tc.compiler import compile_model
 from tc.errors import UnsupportedError
 from tc.fuzz import campaign, differential
 from tc.fuzz.campaign import Settings, run_campaign
-from tc.fuzz.differential import Run, Verdict, judge
-from tc.fuzz.generate import live_names
+from tc.fuzz.differential import How, Run, Verdict, judge
+from tc.fuzz.generate import generate, live_names
 from tc.fuzz.process import Judge, Judged
 from tc.fuzz.worker import pack_model, pack_runs, unpack_model, unpack_runs
 
@@ -179,6 +180,43 @@ def test_five_thousand_random_models_agree_with_the_oracles(tmp_path: Path) -> N
     assert {name: [f.seed for f in group] for name, group in summary.by_signature.items()} == {}
     assert summary.kinds["ok"] >= 4_000
     assert min(summary.operators.values()) >= 3
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_random_networks_agree_with_the_oracles_in_every_precision(count: int, tmp_path: Path) -> None:
+    settings = Settings("networks", processes=2)
+
+    summary = run_campaign(range(count), settings, tmp_path)
+
+    assert {f.seed: f.judged.verdict.text for f in summary.failures} == {}
+    assert summary.kinds["ok"] >= 3 * count // 4
+    assert {settings.of(seed).precision for seed in range(count)} == {"f32", "bf16", "f16", "mixed:0.05"}
+
+
+@pytest.mark.parametrize("first, last", [(50, 60), pytest.param(60, 260, marks=pytest.mark.slow)])
+def test_no_rule_gives_up_a_kernel_of_a_random_network_halfway(first: int, last: int) -> None:
+    for seed in range(first, last):
+        case = generate(seed, "networks")
+        module = compile_model(case.model, **Settings("networks").of(seed).options(case.feeds))
+        assert [note for note in module.report().notes if "does not fit" in note] == [], seed
+
+
+def test_in_low_precision_as_much_may_differ_as_the_roundings_of_16_bits_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[64, 64] x) => (float[a, b] y) { y = MatMul(x, x) }'
+    )
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
+    def verdict(error: float) -> str:
+        def compute(feeds: dict[str, Any]) -> np.ndarray:
+            return feeds["x"] @ feeds["x"] + np.float32(error)
+
+        monkeypatch.setattr(differential, "compile_model", lambda *args, **options: Module(compute))
+        return judge(model, [Run({"x": x})], How(precision="bf16")).kind
+
+    assert verdict(0.05) == "ok"  # 8 is the size of an element, 0.01 to 0.1 what rounding both factors makes of it
+    assert verdict(0.5) == "wrong"
+    assert How(precision="f16").rounding < How(precision="mixed:1e-2").rounding and How().rounding == 0
 
 
 def test_what_was_judged_before_an_interruption_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,14 @@ on its way that a step is not legal has not applied either."""
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A scheduled PrimFunc, the rule that made the schedule, the schedule, and what the rule left open and how that was decided."""
+    """A scheduled PrimFunc, the rule that made the schedule, the schedule, and what the rule left open and how that was decided. `unfit`:
+    rules before it that began and met a step that is not legal, and which: each may be a kernel that is slower than it should be."""
 
     func: PrimFunc
     rule: str
     trace: Trace
     choices: tuple[Decision, ...] = ()
+    unfit: tuple[str, ...] = ()
 
 
 def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -> Scheduled:
@@ -47,7 +49,7 @@ def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -
     """
     schedule = Schedule(func, decide, target.cores)
     name = _apply(schedule, target) or "as written"
-    return Scheduled(schedule.func, name, schedule.trace, schedule.choices)
+    return Scheduled(schedule.func, name, schedule.trace, schedule.choices, tuple(schedule.unfit))
 
 
 def _apply(schedule: Schedule, target: Target) -> str | None:
@@ -62,4 +64,5 @@ def _after_inlining(schedule: Schedule, target: Target, rules: Iterable[Schedule
 
 def _first(rules: Iterable[ScheduleRule], schedule: Schedule, target: Target) -> str | None:
     """The name of the first of the rules that applies."""
-    return next((name for rule in rules if (name := schedule.attempt(partial(rule, schedule, target))) is not None), None)
+    made = (schedule.attempt(partial(rule, schedule, target), rule.__name__.removeprefix("schedule_")) for rule in rules)
+    return next((name for name in made if name is not None), None)

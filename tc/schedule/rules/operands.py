@@ -316,7 +316,7 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
     copies, are_words = [], terms_in_words(contraction) > 1
     if not lhs_is_in_place:
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
-    if not is_in_place(contraction.rhs_value, dot.rhs, column, 1):
+    if not is_in_place(contraction.rhs_value, dot.rhs, column, 1) or contraction.rhs.indices[-2:] != (k, column):  # as in an image
         copies.append(schedule.cache_operand(name, "rhs", dot.rhs.name))
     block = dot.columns(contraction, target)
     schedule.pad_einsum(name, [dot.terms if axis.var is k else block if axis.var is column else 1 for axis in contraction.info.block.axes])

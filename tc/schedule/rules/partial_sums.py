@@ -288,7 +288,9 @@ def reduce_in_columns(
         return
     *others, lane = spatial
     if depth:
-        schedule.reorder(*others, *depth, lane)
+        loops = schedule.loops_of(name)
+        single = [loop for loop in loops[loops.index(anchor) + 1 :] if loop not in inside and len(depth) > 1]  # none between two of these
+        schedule.reorder(*single, *others, *depth, lane)
     extent = extent_value(schedule, lane)
     is_tile = extent is not None and extent <= width
     is_short = is_short or not _is_known_before(schedule, depth)

@@ -68,7 +68,7 @@ def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
         return "elementwise"
     for info in infos:
         if info.is_spatial and info.loops:
-            for name in _parts(schedule, info):
+            for name in _parts(schedule, block_info(schedule, info.name)):  # whose loops have other names since others were scheduled
                 schedule_block(schedule, name, target)
     return "elementwise"
 
@@ -77,7 +77,7 @@ def _parts(schedule: Schedule, info: BlockInfo) -> list[str]:
     """The names of the blocks that a block has become: one for each of few parts, as in a concatenation, that are copied in rows which are
     not short."""
     for axis, chosen in enumerate(info.block.axes):
-        ends = choice_ends(info.block, axis)
+        ends = choice_ends(schedule.func, info.block, axis)
         loops = [loop.var.name for loop in info.loops]
         if not 0 < len(ends) < MOST_PARTS or not isinstance(chosen.value, Var) or chosen.value.name not in loops:
             continue
