@@ -38,12 +38,12 @@ def pad_einsum(func: PrimFunc, block: str, multiples: Sequence[int]) -> PrimFunc
     """
     place = find_block(func, block)
     _check_multiples(place.block, multiples)
-    operands, result = _einsum(func, place, {a.var for a, m in zip(place.block.axes, multiples, strict=True) if m > 1})
     facts = facts_at(func, place)
+    named = zip(place.block.axes, multiples, strict=True)
+    padded = {axis: multiple for axis, multiple in named if prove(equal(axis.extent % multiple, 0), facts) is not True}
+    operands, result = _einsum(func, place, {axis.var for axis in padded})
     extents: dict[Var, Expr] = {}
-    for axis, multiple in zip(place.block.axes, multiples, strict=True):
-        if prove(equal(axis.extent % multiple, 0), facts) is True:
-            continue
+    for axis, multiple in padded.items():
         extents[axis.var] = simplify(ceildiv(axis.extent, multiple) * multiple, facts)
         if axis.kind is not AxisKind.SPATIAL and not all(axis.var in load.indices for load in operands):
             raise ScheduleError(

@@ -73,12 +73,25 @@ def test_what_is_no_choice_along_an_axis_is_not_cut(axis: int, message: str) -> 
         Schedule(joined()).cut_choices("y", axis)
 
 
+def test_places_that_come_in_another_order_are_sorted() -> None:
+    n = Var("n")
+    joined = compute((3 * n,), lambda i: Select(i < 2 * n, Select(i < n, const(1.0, f32), const(2.0, f32)), const(3.0, f32)), "y")
+    schedule = Schedule(create_prim_func("chosen", [], [joined], (n,), (DimFact(n, 0),)))
+
+    parts = schedule.cut_choices("y", 0)
+
+    assert len(parts) == 3
+    for size in (0, 1, 5):
+        (found,) = run_prim_func(schedule.func, [], [size])
+        assert found.tolist() == [1.0] * size + [2.0] * size + [3.0] * size
+
+
 def test_places_of_which_the_order_is_not_known_are_not_cut() -> None:
     m, n, size = (Var(name) for name in ("m", "n", "size"))
     one = compute((size,), lambda i: Select(i < m, const(1.0, f32), Select(i < n, const(2.0, f32), const(3.0, f32))), "y")
     func = create_prim_func("chosen", [], [one], (m, n, size), tuple(map(DimFact, (m, n, size))))
 
-    with pytest.raises(ScheduleError, match=r"the order of 0, m, n, size is not known"):
+    with pytest.raises(ScheduleError, match=r"or the order of its places is not known"):
         Schedule(func).cut_choices("y", 0)
 
 

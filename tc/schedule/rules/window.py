@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tc.ir.expr import Const, Expr, Var
+from tc.ir.expr import Const, Expr, Var, is_const
 from tc.ir.polynomial import linear_coefficients
+from tc.ir.uses import variables
 from tc.schedule.analysis import BlockInfo, as_contraction, axes_in, block_infos, is_stencil
 from tc.schedule.rules.common import (
     SYMBOLIC_BAND,
@@ -62,7 +63,7 @@ def schedule_window(schedule: Schedule, target: Target) -> str | None:
     if len(found) != 1:
         return None
     info, before, after = infos[found[0]], infos[: found[0]], infos[found[0] + 1 :]
-    if len(info.writes) != 1 or not all(each.is_spatial for each in (*before, *after)):
+    if len(info.writes) != 1 or not all(each.is_spatial for each in (*before, *after)) or not _is_even(info):
         return None
     contraction = as_contraction(info)
     if not (is_stencil(contraction) if contraction is not None else _is_contiguous(info)):
@@ -75,6 +76,12 @@ def schedule_window(schedule: Schedule, target: Target) -> str | None:
         return None
     _schedule_versions(schedule, info, final, [each.name for each in before], target)
     return "window reduction"
+
+
+def _is_even(info: BlockInfo) -> bool:
+    """Whether loops may change places: none has as many iterations as another one says, and none has none."""
+    counters = {loop.var for loop in info.loops}
+    return not any(variables(loop.extent) & counters or is_const(loop.extent, 0) for loop in info.loops)
 
 
 def _schedule_versions(schedule: Schedule, info: BlockInfo, final: str, before: list[str], target: Target) -> None:
