@@ -161,6 +161,28 @@ def test_attention_of_heads_is_onnxruntimes(case: str) -> None:
     check("MultiHeadAttention", o, names, outputs, num_heads=4, **attrs)
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize(("biased", "attrs"), [(False, {}), (True, {}), (False, {"scale": 0.3})])
+def test_heads_of_any_width_are_compiled_once(heads: int, biased: bool, attrs: dict[str, Any]) -> None:
+    names = ["q", "k", "v", *(["bias"] if biased else [])]
+    shapes = {"q": ["b", "s", "w"], "k": ["b", "t", "w"], "v": ["b", "t", "w"], "bias": ["u"]}
+    made = node("MultiHeadAttention", " ".join(names), "y", **MS, num_heads=heads, **attrs)
+    model = make_model([made], {name: (F32, shapes[name]) for name in names}, ["y"], domains=[("com.microsoft", 1)])
+    module = tc.compile(model, threads=1, on_unsupported="error")
+    rng = np.random.default_rng(0)
+
+    for b, s, t, w in ((1, 3, 4, 6), (2, 1, 5, 12), (2, 7, 7, 96)):
+        sizes = {"q": (b, s, w), "k": (b, t, w), "v": (b, t, w), "bias": (3 * w,)}
+        arrays = {name: rng.standard_normal(sizes[name]).astype(F32) for name in names}
+        np.testing.assert_allclose(module.run(arrays)["y"], peer(model, arrays)[0], rtol=2e-5, atol=2e-5)
+    if heads == 3:
+        with pytest.raises(TcError, match="must be a multiple of 3"):
+            module.run({name: np.zeros((15,) if name == "bias" else (1, 2, 5), F32) for name in names})
+    if biased:
+        with pytest.raises(TcError, match="the bias' size"):
+            module.run({name: np.zeros((17,) if name == "bias" else (1, 2, 6), F32) for name in names})
+
+
 @pytest.mark.parametrize("with_queries", [True, False])
 def test_packed_heads_are_what_they_are_apart(with_queries: bool) -> None:
     """Which onnxruntime packs for devices alone."""

@@ -38,7 +38,7 @@ def _heads(n: NodeContext, name: str) -> int:
     return int(heads)
 
 
-def _require_divides(count: Expr | int, dim: Expr, what: str) -> None:
+def require_divides(count: Expr | int, dim: Expr, what: str) -> None:
     require(equal(dim % count, 0), f"{what} is {dim}, but must be a multiple of {count}")
 
 
@@ -58,9 +58,9 @@ def _rotary(n: NodeContext) -> None:
     heads = _heads(n, "num_heads") if len(x.shape) == 3 else 1
     length = x.shape[-2]
     rotated = n.attr("rotary_embedding_dim", 0)
-    _require_divides(heads, x.shape[-1], f"{n.op_type}: the last dim of {x.type}")
+    require_divides(heads, x.shape[-1], f"{n.op_type}: the last dim of {x.type}")
     size: Expr = x.shape[-1] // heads
-    _require_divides(2, const(rotated) if rotated else size, f"{n.op_type}: what is rotated of a head")
+    require_divides(2, const(rotated) if rotated else size, f"{n.op_type}: what is rotated of a head")
     require(size >= rotated, f"{n.op_type}: the size of a head is {size}, of which {rotated} are to be rotated")
     half = const(rotated // 2) if rotated else size // 2
     first = n.value(1)
@@ -81,14 +81,14 @@ def _attention(n: NodeContext) -> None:
     if len(q.shape) == 4:
         heads, kv_heads = q.shape[1], k.shape[1]
         size, width = q.shape[3], v.shape[3]
-        _require_divides(kv_heads, heads, f"{n.op_type}: the number of heads of Q")
+        require_divides(kv_heads, heads, f"{n.op_type}: the number of heads of Q")
         _require_shape(k, (batch, kv_heads, keys, size), f"{n.op_type}: K")
         _require_shape(v, (batch, kv_heads, keys, width), f"{n.op_type}: V")
     else:
         heads, kv_heads = (const(_heads(n, name)) for name in ("q_num_heads", "kv_num_heads"))
-        _require_divides(kv_heads, heads, f"{n.op_type}: the number of heads of Q")
-        _require_divides(heads, q.shape[2], f"{n.op_type}: the last dim of Q")
-        _require_divides(kv_heads, v.shape[2], f"{n.op_type}: the last dim of V")
+        require_divides(kv_heads, heads, f"{n.op_type}: the number of heads of Q")
+        require_divides(heads, q.shape[2], f"{n.op_type}: the last dim of Q")
+        require_divides(kv_heads, v.shape[2], f"{n.op_type}: the last dim of V")
         size, width = q.shape[2] // heads, v.shape[2] // kv_heads
         _require_shape(k, (batch, keys, size * kv_heads), f"{n.op_type}: K")
         _require_shape(v, (batch, keys, v.shape[2]), f"{n.op_type}: V")

@@ -6,14 +6,17 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.operand_sizes import require_divides
 from tc.frontend.onnx.quantized import dequantized, integer_product, with_term
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove
-from tc.ir.dtype import bool_, i32
+from tc.ir.dtype import DType, bool_, i32
 from tc.ir.expr import Const, Expr, const, equal
 from tc.ops.common import require_equal
 
@@ -67,10 +70,12 @@ def import_multi_head_attention(n: NodeContext) -> NodeResult:
         raise UnsupportedError("MultiHeadAttention with a past that is written in place, or that returns scores", code="TC1013")
     apart = _unpacked(n, q, n.optional(1), n.optional(2))
     if bias is not None:
-        if any(each.rank != 3 or not isinstance(each.shape[2], Const) for each in apart):
+        if any(each.rank != 3 for each in apart):
             raise UnsupportedError(f"MultiHeadAttention with a bias of {', '.join(str(each.type) for each in apart)}", code="TC1014")
-        terms = _split(n, bias, 0, [int(each.shape[2]) for each in apart])  # type: ignore[call-overload]
-        apart = [n.call("add", each, term) for each, term in zip(apart, terms, strict=True)]
+        terms, ends = bias, [const(0), *accumulate(each.shape[2] for each in apart)]
+        n.graph.state(lambda: require_equal(terms.shape[0], ends[-1], "MultiHeadAttention: the bias' size"), n.span)
+        pairs = zip(apart, ends, strict=False)
+        apart = [n.call("add", x, n.call("slice", terms, starts=(at,), sizes=x.shape[2:], steps=(1,))) for x, at in pairs]
     q, k, v = (_in_heads(n, each, heads) for each in apart)
     k_past, v_past = n.optional(6), n.optional(7)
     if k_past is not None and v_past is not None:
@@ -108,9 +113,10 @@ def _in_heads(n: NodeContext, x: ModelValue, heads: int) -> ModelValue:
     """[b, s, heads * w] as [b, heads, s, w]."""
     if x.rank == 4:
         return x
-    if x.rank != 3 or not heads or not isinstance(x.shape[2], Const) or int(x.shape[2].value) % heads:
+    if x.rank != 3 or not heads:
         raise NodeError(f"{n.op_type}: {heads} heads of {x.type}")
-    apart = n.call("reshape", x, shape=(*x.shape[:2], heads, int(x.shape[2].value) // heads))
+    n.graph.state(lambda: require_divides(heads, x.shape[2], f"{n.op_type}: the last dim of {x.type}"), n.span)
+    apart = n.call("reshape", x, shape=(*x.shape[:2], heads, x.shape[2] // heads))
     return n.call("transpose", apart, perm=(0, 2, 1, 3))
 
 
@@ -119,9 +125,8 @@ def _attend(
 ) -> ModelValue:
     """[b, s, heads * w] of q [b, heads, s, w] and of keys and values of t places."""
     batch, heads, length, width = q.shape
-    scale = n.attr("scale", 0.0) or float(width) ** -0.5  # type: ignore[arg-type]
     scores = n.call("matmul", q, n.call("transpose", k, perm=(0, 1, 3, 2)))
-    scores = with_term(n, n.call("mul", scores, n.const(scale, q.dtype)), bias)
+    scores = with_term(n, n.call("mul", scores, _scale(n, width, q.dtype)), bias)
     if mask is not None:
         low = n.const(n.attr("mask_filter_value", -10000.0), q.dtype)
         is_seen = _is_seen(n, mask, batch, length, k.shape[2])
@@ -130,6 +135,15 @@ def _attend(
         scores = n.call("where", _is_later(n, length, k.shape[2]), n.const(np.finfo(q.dtype.numpy).min, q.dtype), scores)
     made = n.call("transpose", n.call("matmul", n.call("softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
     return n.call("reshape", made, shape=(batch, length, heads * v.shape[3]))
+
+
+def _scale(n: NodeContext, width: Expr, dtype: DType) -> ModelValue:
+    """What scores are multiplied by: the attribute, or 1 / sqrt(width)."""
+    given = n.attr("scale", 0.0)
+    if given or isinstance(width, Const):
+        return n.const(given or float(int(width)) ** -0.5, dtype)
+    size = n.call("cast", n.call("reshape", n.call("shape_tensor", dims=(width,)), shape=()), dtype=dtype)
+    return n.call("div", n.const(1, dtype), n.call("sqrt", size))
 
 
 def _is_later(n: NodeContext, length: Expr, places: Expr) -> ModelValue:
