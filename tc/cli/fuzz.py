@@ -72,6 +72,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     settings = Settings(
         args.mode, args.threads, args.numerics, args.processes, seconds, args.reduce, target=args.target, precision=args.precision
     )
+    settings.of(args.seed)  # a precision that there is not is refused here too
     summary = run_campaign(range(args.seed, args.seed + count), settings, args.folder)
     return Outcome(describe(summary), lambda console: show(console, summary), 3 if summary.failures else 0)
 

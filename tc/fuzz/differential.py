@@ -19,6 +19,7 @@ from tc.errors import InputError, InternalError, TcError
 from tc.fuzz.builder import Input
 from tc.fuzz.evaluate import Failed, Feeds, ValueTrace, disagreement, run_onnxruntime, spread, trace
 from tc.fuzz.generate import Case, live_names, without_dead_nodes
+from tc.precision.request import checked_precision
 
 Tell = Callable[[str, int, int], None]
 ROUNDINGS = {"bf16": 2.0**-8, "f16": 2.0**-11, "mixed": 2.0**-8}  # the relative error of storing a float, by precision
@@ -50,12 +51,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class How:
-    """How a model is compiled: words of `tc.compile`. What precisions below f32 are calibrated on are the first inputs."""
+    """How a model is compiled: words of `tc.compile`. What precisions below f32 are calibrated on are the first inputs. UserError for a
+    precision that there is not."""
 
     threads: int = 1
     numerics: str = "default"
     target: str = "native"
     precision: str = "f32"
+
+    def __post_init__(self) -> None:
+        checked_precision(self.precision, {"x": np.zeros(1, np.float32)})
 
     @property
     def rounding(self) -> float:
