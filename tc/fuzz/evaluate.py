@@ -125,6 +125,11 @@ def _has_nan(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     return bool(np.isnan(operands[0].astype(np.float64)).any())
 
 
+def _nan_is_equal(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """onnxruntime sorts with a comparison that NaN breaks: what comes after it is lost, or there twice."""
+    return is_float(operands[0]) and _has_nan(attrs, operands)
+
+
 def _stashed(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     """Doubles are normalised as floats by the letter, as doubles by `tc`."""
     return operands[0].dtype == np.float64 and attrs.get("stash_type", 1) == 1
@@ -143,6 +148,7 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "LogSoftmax": _not_finite,
     "LRN": _not_finite,
     "Hardmax": _has_nan,
+    "Unique": _nan_is_equal,
     "GroupNormalization": _stashed,
     "NegativeLogLikelihoodLoss": _classes_without_weight,
     "SoftmaxCrossEntropyLoss": _classes_without_weight,

@@ -87,3 +87,11 @@ def test_names_that_bodies_take_from_outside_are_reads() -> None:
 
     assert node_reads(model.graph.node[0]) == {"c", "x"}
     assert trace(model, {"c": np.array(True), "x": np.ones(2, np.float32)}).values["y"].tolist() == [-1.0, -1.0]
+
+
+def test_what_is_unique_beside_nan_is_not_said() -> None:
+    node = helper.make_node("Unique", ["x"], ["y"])
+
+    with pytest.raises(Failed, match="not said"):
+        step(node, {"x": np.array([1.5, np.nan, 1.5], np.float32)}, {}, OPSET, 8)
+    assert step(node, {"x": np.array([1.5, 0, 1.5], np.float32)}, {}, OPSET, 8).outputs[0].tolist() == [0, 1.5]
