@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from tc.errors import ScheduleError
@@ -31,9 +31,12 @@ def cut_choices(func: PrimFunc, block: str, axis: int) -> PrimFunc:
         raise ScheduleError(f"cut_choices: block {block} has no axis {axis}, it has {len(place.block.axes)}")
     chosen, facts = place.block.axes[axis], facts_of_axes(func)
     (loop,) = loops_of_axes(place, [chosen], "cut_choices")
-    ends = choice_ends(func, place.block, axis)
-    if not ends:
-        raise ScheduleError(f"cut_choices: nothing is chosen along axis {axis} of block {block}, or the order of its places is not known")
+    found = choice_ends(place.block, axis)
+    if not found:
+        raise ScheduleError(f"cut_choices: nothing is chosen along axis {axis} of block {block}")
+    ends = in_order(found, chosen.extent, facts)
+    if ends is None:
+        raise ScheduleError(f"cut_choices: the order of {', '.join(map(str, (0, *found, chosen.extent)))} is not known")
     places = [const(0), *ends, chosen.extent]
     nests = list[Stmt]()
     for number, (begin, end) in enumerate(pairwise(places)):
@@ -50,9 +53,9 @@ def cut_choices(func: PrimFunc, block: str, axis: int) -> PrimFunc:
     return rename_loops(replace_stmt(func, own_root(place), seq(*nests)))
 
 
-def choice_ends(func: PrimFunc, block: Block, axis: int) -> list[Expr]:
-    """Where along an axis of a block a choice by the place there alone changes, in order; nothing where that is not known."""
-    chosen, facts = block.axes[axis], facts_of_axes(func)
+def choice_ends(block: Block, axis: int) -> list[Expr]:
+    """Where along an axis a choice by the place there alone changes."""
+    chosen = block.axes[axis]
     if chosen.kind is not AxisKind.SPATIAL or block.init is not None:
         return []
     own = {each.var for each in block.axes}
@@ -61,13 +64,16 @@ def choice_ends(func: PrimFunc, block: Block, axis: int) -> list[Expr]:
         for node in walk(block.body)
         if isinstance(node, Select) and isinstance(node.condition, Lt) and node.condition.lhs is chosen.var
     )
-    ends = [end for end in found if not variables(end) & own and not reads_memory(end)]
-    ordered = [const(0), chosen.extent]
+    return [end for end in found if not variables(end) & own and not reads_memory(end)]
+
+
+def in_order(ends: Sequence[Expr], extent: Expr, facts: Facts) -> list[Expr] | None:
+    """Places along an axis in their order, from 0 to its extent; None where that is not known."""
+    ordered: list[Expr] = [const(0)]
     for end in ends:
-        at = sum(prove(known <= end, facts) is True for known in ordered[:-1])
-        ordered.insert(at, end)
-    is_known = all(prove(begin <= end, facts) is True for begin, end in pairwise(ordered))
-    return ordered[1:-1] if is_known else []
+        ordered.insert(sum(prove(known <= end, facts) is True for known in ordered), end)
+    is_known = all(prove(begin <= end, facts) is True for begin, end in pairwise([*ordered, extent]))
+    return ordered[1:] if is_known else None
 
 
 def _part(block: Block, axis: BlockAxis, begin: Expr, extent: Expr, holds: Mapping[Expr, bool], facts: Facts) -> Block:

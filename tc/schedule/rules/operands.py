@@ -107,8 +107,8 @@ class Dot:
 
 def choose_tiles(contraction: Contraction, target: Target, strict: bool = False) -> Dot | None:
     """The instruction on tile registers for a sum of products, as `choose_dot`; None too where vectors take fewer cycles."""
-    if contraction.rows and not contraction.parts and contraction.info.writes[0].indices[-2:-1] != contraction.rows[-1:]:
-        return None  # rows of sums must follow each other
+    if contraction.rows and not contraction.parts and not rows_follow(contraction):
+        return None
     for name, lhs, rhs in fitting_instructions(contraction, target, TILE_OPERANDS, tile_dot_name):
         size = tile_product(contraction, lhs)
         if lhs is bf16 and (strict or size.depth > LONGEST_CHAIN):
@@ -119,6 +119,11 @@ def choose_tiles(contraction: Contraction, target: Target, strict: bool = False)
             if terms:
                 return Dot(name, lhs, rhs, interleave_name(target.vector_bits, rhs), grid, terms)
     return None
+
+
+def rows_follow(contraction: Contraction) -> bool:
+    """Whether rows of the sums follow each other in memory, as those of a tile do."""
+    return contraction.info.writes[0].indices[-2:-1] == contraction.rows[-1:]
 
 
 def _terms_of_part(contraction: Contraction, lhs: DType, rhs: DType) -> int:
@@ -311,13 +316,13 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
     lhs_is_in_place = is_in_place(contraction.lhs_value, dot.lhs, k, dot.depth)
     if dot.grid is not None:  # tiles take rows at equal distances
         lhs_is_in_place &= step_of_rows(contraction) is not None
-    if contraction.lhs.indices[-1] is not k:  # in blocks, whose last one is not made longer
-        lhs_is_in_place &= _count(contraction, (k,), 1) % dot.terms == 0
     if groups_of_terms(contraction) and (dot.grid is None or dot.takes_rhs_in_place(contraction)):
         if not lhs_is_in_place:
             schedule.cache_operand(name, "lhs", dot.lhs.name)
         return
     copies, are_words = [], terms_in_words(contraction) > 1
+    if contraction.lhs.indices[-1] is not k:  # in blocks, whose last one is not made longer
+        lhs_is_in_place &= _count(contraction, (k,), 1) % dot.terms == 0
     if not lhs_is_in_place:
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
     if not is_in_place(contraction.rhs_value, dot.rhs, column, 1) or contraction.rhs.indices[-2:] != (k, column):  # as in an image

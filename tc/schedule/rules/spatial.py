@@ -11,7 +11,8 @@ from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
-from tc.schedule.parts import choice_ends
+from tc.schedule.layout import facts_of_axes
+from tc.schedule.parts import choice_ends, in_order
 from tc.schedule.rules.common import (
     extent_value,
     is_function,
@@ -77,12 +78,14 @@ def _parts(schedule: Schedule, info: BlockInfo) -> list[str]:
     """The names of the blocks that a block has become: one for each of few parts, as in a concatenation, that are copied in rows which are
     not short."""
     for axis, chosen in enumerate(info.block.axes):
-        ends = choice_ends(schedule.func, info.block, axis)
+        ends = choice_ends(info.block, axis)
         loops = [loop.var.name for loop in info.loops]
         if not 0 < len(ends) < MOST_PARTS or not isinstance(chosen.value, Var) or chosen.value.name not in loops:
             continue
         row = known_product(schedule, loops[loops.index(chosen.value.name) :], USUAL_ROW)
         if row * info.writes[0].buffer.dtype.size_bytes < LEAST_PART * (len(ends) + 1):
+            continue
+        if in_order(ends, chosen.extent, facts_of_axes(schedule.func)) is None:
             continue
         if schedule.choose(info.name, "parts", (False, True), True, ordered=False):
             return schedule.cut_choices(info.name, axis)

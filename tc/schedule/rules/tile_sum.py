@@ -114,8 +114,7 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     shape = TileShape(row_bytes=dot.terms * dot.lhs.size_bytes, step=step, runs_on=runs_on)
     (depth,) = loops_of_sum(s, total.name, total.anchor).depth
     which_part = driving_loops(contraction.info, inside, contraction.parts)
-    (row,), (column,) = (driving_loops(contraction.info, inside, axes[-1:]) for axes in (contraction.rows, contraction.columns))
-    single = [loop for loop in inside if loop not in (depth, row, column, *which_part)]
+    *single, row, column = [loop for loop in inside if loop not in (depth, *which_part)]
     assert all(extent_value(s, loop) == 1 for loop in single), "a tile has rows and columns"
     steps, groups, terms = s.split(depth, (None, dot.terms // dot.depth, dot.depth))
     row_tiles, row = s.split(row, TILE_ROWS)

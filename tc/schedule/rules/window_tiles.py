@@ -26,6 +26,7 @@ from tc.schedule.rules.operands import (
     grouped_axis,
     groups_of_terms,
     is_in_place,
+    rows_follow,
     step_along,
     step_of_rows,
 )
@@ -100,7 +101,7 @@ def choose_window_tiles(contraction: Contraction, target: Target, strict: bool =
     found = _operands(contraction, target)
     if found is None or not contraction.rows or (found[0] is bf16 and strict):
         return None
-    if list(contraction.info.writes[0].indices[-2:-1]) != [contraction.rows[-1]]:
+    if not rows_follow(contraction):
         return None
     lhs, rhs, block = found
     channel = grouped_axis(contraction)
