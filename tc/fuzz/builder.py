@@ -137,6 +137,10 @@ class Builder:
             raise Rejected("nothing to choose from")
         return options[int(self.rng.integers(len(options)))]
 
+    def recent(self, known: Sequence[Held]) -> Held:
+        """One of the values, later ones more often."""
+        return known[int(len(known) * self.rng.random() ** 0.6)]
+
     def integer(self, lo: int, hi: int) -> int:
         """From lo to hi, both included."""
         return int(self.rng.integers(lo, hi + 1))
@@ -301,7 +305,7 @@ class Builder:
         if not self.chance(p_fresh):
             known = [h for h in self.pool if h.dtype in dtypes and lo <= h.rank <= hi and where(h)]
             if known:
-                return known[int(len(known) * self.rng.random() ** 0.6)]
+                return self.recent(known)
         for _ in range(4):
             found = Held("", self.numbers(self.dtype(dtypes), self.shape(self.integer(lo, hi))))
             if where(found):
@@ -323,7 +327,7 @@ class Builder:
 
         known = [h for h in self.pool if fits(h)]
         if known and self.chance(0.65):
-            return known[int(len(known) * self.rng.random() ** 0.6)]
+            return self.recent(known)
         dims = [n if self.chance(0.7) else 1 for n in held.shape][
             self.integer(0, held.rank) if self.chance(0.3) else 0 :
         ]
@@ -362,7 +366,7 @@ class Builder:
         dtypes = tuple(dtypes)
         known = [h for h in self.pool if h.dtype in dtypes and h.rank == rank and h.array.size <= 3000]
         if known and self.chance(0.7):
-            return known[int(len(known) * self.rng.random() ** 0.6)]
+            return self.recent(known)
         dims = [
             self.choose((1, 1, 2, 3)),
             self.choose((1, 2, 3, 4, 5, 6, 8, 16, 17)),

@@ -6,7 +6,7 @@ sums apply, float or between the pairs of a QDQ model. Numbers are of about unit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,24 +34,23 @@ def normal(b: Builder, shape: Sequence[int], spread: float = 1.0) -> np.ndarray:
     return np.asarray(b.rng.standard_normal(tuple(shape)) * spread, np.float32)
 
 
-def image(b: Builder) -> Held:
-    """A value of shape (batch, channels, height, width)."""
-    known = [h for h in b.pool if h.dtype == F32 and h.rank == 4 and h.array.size and not h.constant]
+def known_or_fresh(b: Builder, ranks: Sequence[int], shape_of: Callable[[], tuple[int, ...]]) -> Held:
+    known = [h for h in b.pool if h.dtype == F32 and h.rank in ranks and h.array.size and not h.constant]
     if known and not b.chance(0.1):
-        return known[int(len(known) * b.rng.random() ** 0.4)]
-    shape = (int(b.choose((1, 1, 1, 2, 3))), width(b), int(b.choose(SIZES)), int(b.choose(SIZES)))
+        return b.recent(known)
+    shape = shape_of()
     fits(b, *shape)
     return b.fresh(normal(b, shape), "data", 0.0)
+
+
+def image(b: Builder) -> Held:
+    """A value of shape (batch, channels, height, width)."""
+    return known_or_fresh(b, (4,), lambda: (int(b.choose((1, 1, 1, 2, 3))), width(b), int(b.choose(SIZES)), int(b.choose(SIZES))))
 
 
 def tokens(b: Builder) -> Held:
     """A value of shape (batch, length, features), or without a batch."""
-    known = [h for h in b.pool if h.dtype == F32 and h.rank in (2, 3) and h.array.size and not h.constant]
-    if known and not b.chance(0.1):
-        return known[int(len(known) * b.rng.random() ** 0.4)]
-    shape = (int(b.choose((1, 1, 2, 3))), b.integer(1, 40), width(b))[b.integer(0, 1) :]
-    fits(b, *shape)
-    return b.fresh(normal(b, shape), "data", 0.0)
+    return known_or_fresh(b, (2, 3), lambda: (int(b.choose((1, 1, 2, 3))), b.integer(1, 40), width(b))[b.integer(0, 1) :])
 
 
 def weights(b: Builder, shape: Sequence[int], terms: int) -> Held:
