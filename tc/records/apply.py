@@ -5,14 +5,9 @@ A record is advice: one that does not replay on the kernel at hand, whatever the
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tc.codegen.kernels import finish_scheduled
 from tc.cost.device_estimate import exceeded
@@ -24,13 +19,11 @@ from tc.records.record import DEFAULT, SCHEDULE, Record, target_key, threads_of
 from tc.schedule.canonical import canonical_names, workload_key
 from tc.schedule.knobs import Knob, Value
 from tc.schedule.rules import Scheduled
-from tc.schedule.step import PRIMITIVES, Step, Trace
+from tc.schedule.step import Trace
 from tc.target import Target
 
 STEP_LIMIT = 4096
 """No schedule has more steps; one from a file that does is not tried."""
-_NUMBER_LIMIT = 1 << 31
-_TEXT_LIMIT = 256
 # What a primitive may still raise beside its own errors, when a file makes it do what no rule does.
 _UNFORESEEN = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError)
 
@@ -201,44 +194,8 @@ def states_of(path: str | os.PathLike[str] | None, target: Target) -> list[tuple
 
 
 def check_trace(trace: Trace) -> None:
-    """ScheduleError unless every step has arguments of the types that its primitive takes, of sizes that a schedule may have."""
+    """ScheduleError unless every step has arguments that its primitive takes, and there are no more steps than a schedule may have."""
     if len(trace.steps) > STEP_LIMIT:
         raise ScheduleError(f"it has {len(trace.steps)} steps, {STEP_LIMIT} are allowed")
     for step in trace.steps:
-        _check_step(step)
-
-
-def _check_step(step: Step) -> None:
-    signature, types = _signature_of(step.primitive)
-    try:
-        given = signature.bind(None, *step.arguments).arguments
-    except TypeError as error:
-        raise ScheduleError(f"{step.primitive}: {error}") from None
-    for name, value in list(given.items())[1:]:
-        if not _is_of_type(value, types[name]):
-            raise ScheduleError(f"{step.primitive}: {name} is {str(value)[:60]!r}, which it does not take")
-
-
-@cache
-def _signature_of(primitive: str) -> tuple[inspect.Signature, dict[str, Any]]:
-    if primitive not in PRIMITIVES:
-        raise ScheduleError(f"there is no primitive {primitive[:60]!r}")
-    run = PRIMITIVES[primitive]
-    return inspect.signature(run), get_type_hints(run)
-
-
-def _is_of_type(value: object, type_: Any) -> bool:
-    """Whether `value`, from a step, is a `type_`: a plain type, a union, or a sequence. True is no number here."""
-    if get_origin(type_) in (Union, UnionType):
-        return any(_is_of_type(value, each) for each in get_args(type_))
-    if get_origin(type_) is Sequence:
-        (of,) = get_args(type_)
-        return isinstance(value, tuple) and all(_is_of_type(item, of) for item in value)
-    match value:
-        case str():
-            return type_ is str and len(value) <= _TEXT_LIMIT and value.isprintable()
-        case bool() | None:
-            return type_ is type(value)
-        case int() | float():
-            return type_ is type(value) and abs(value) < _NUMBER_LIMIT
-    return False
+        step.check()

@@ -100,7 +100,7 @@ _SIGNATURES = {name: inspect.signature(run) for name, run in PRIMITIVES.items()}
 LARGEST_NUMBER = (1 << 31) - 1
 """What a number in a step may be at most: indices made of several stay far below 2**63."""
 
-LONGEST_TEXT = 1024
+LONGEST_TEXT = 512
 """Characters of a name or a layout at most."""
 
 DEEPEST_NEST = 96
@@ -119,7 +119,7 @@ to compute a step twice is no harm."""
 
 
 def _is_text(value: Any) -> bool:
-    return type(value) is str and len(value) <= LONGEST_TEXT
+    return type(value) is str and len(value) <= LONGEST_TEXT and value.isprintable()
 
 
 def _is_number(value: Any) -> bool:
@@ -166,7 +166,7 @@ class Step:
 
         What the last steps made of which function is remembered: schedules of one search begin alike.
         """
-        run = self._checked()
+        run = self.check()
         key = (id(func), self)  # of what is of one type: that 1 == 1.0 == True matters not
         known = _APPLIED.pop(key, None)
         if known is not None:
@@ -180,7 +180,7 @@ class Step:
                 _APPLIED.pop(old, None)
         return result
 
-    def _checked(self) -> Callable[..., PrimFunc]:
+    def check(self) -> Callable[..., PrimFunc]:
         """The primitive; ScheduleError when there is none, or an argument is not of its type."""
         run = PRIMITIVES.get(self.primitive)
         if run is None:

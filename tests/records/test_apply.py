@@ -11,7 +11,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from tc.autotune.tasks import extract_tasks
 from tc.codegen.kernels import TunedDecisions
+from tc.fuzz.generate import generate
 from tc.ir.dtype import f32
 from tc.ir.loop import PrimFunc
 from tc.ir.structural import structural_equal
@@ -22,7 +24,7 @@ from tc.schedule.canonical import canonical_names, workload_key
 from tc.schedule.knobs import Knob
 from tc.schedule.rules import Scheduled, apply_rules
 from tc.schedule.step import LANGUAGE_VERSION, PRIMITIVES, Step, Trace
-from tc.target import Target
+from tc.target import Target, native_target
 from tc.te import create_prim_func, placeholder, reduce
 from tests.schedule.programs import biased, chain, matmul, row_sum, softmax
 
@@ -114,6 +116,27 @@ def test_a_step_that_no_schedule_has_leaves_a_note(step: list[object], database:
 @pytest.mark.parametrize("program", [matmul, biased, chain, softmax], ids=lambda program: program.__name__)
 def test_what_rules_make_passes_the_check(program: Callable[[], PrimFunc]) -> None:
     check_trace(apply_rules(program(), TARGET).trace)
+
+
+@pytest.mark.parametrize(("mode", "seeds"), [("networks", range(10)), ("general", range(10))])
+def test_default_schedules_of_drawn_graphs_come_back_whole_from_a_database(mode: str, seeds: range, tmp_path: Path) -> None:
+    target, made = native_target(), {}
+    for seed in seeds:
+        for task in extract_tasks(generate(seed, mode).model, target).tasks:
+            func = task.variants["default"].func
+            made[workload_key(func)] = func, apply_rules(canonical_names(func), target)
+    place = {"target": target_key(target), "threads": target.cores}
+    times = {"seconds": 1e-3, "low": 9e-4, "high": 2e-3, "ratio": 0.5, "verified": True}
+    Database(tmp_path / "t.db").append(
+        Record(workload=key, **place, **times, rule=default.rule, trace=default.trace.to_json()) for key, (_, default) in made.items()
+    )
+    tuned = TunedSchedules(Database(tmp_path / "t.db"), target, target.cores)
+
+    for key, (func, default) in made.items():
+        scheduled = tuned.schedule(func, key)
+        assert scheduled is not None, tuned.notes
+        assert structural_equal(scheduled.func, default.func)
+    assert made and tuned.applied == set(made) and not tuned.notes
 
 
 def test_every_primitive_says_what_it_takes() -> None:
