@@ -47,6 +47,7 @@ from tc.passes.graph.fusion_kind import (
 )
 from tc.passes.graph.joins import is_join, made_here, part_offset, pays
 from tc.passes.graph.knobs import knob_of_group
+from tc.passes.graph.simplify_splits import part_as_slice
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules.operands import LEAST_STAGED_COLUMNS, LEAST_STAGED_ROWS
@@ -115,7 +116,7 @@ def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work) -> F
     grouping = _Grouping(nodes, Facts.of(facts), work.max_ops, work.decide)
     grouping.run()
     made_by = made_here(func)
-    grouping.widen_where_read(made_by)
+    grouping.compute_where_read(made_by)
     members = grouping.members
     bindings: list[Binding] = []
     for node in nodes:
@@ -215,12 +216,15 @@ def _loop_shape(binding: Binding, module: IRModule) -> LoopShape:
         kernel = module[call.callee]
         assert isinstance(kernel, PrimFunc), "the callee of a CallTir is a PrimFunc"
         return infer_loop_shape_of_kernel(kernel, [arg.type for arg in call.args], call.dims, current_facts())  # type: ignore[misc]
-    if not isinstance(call, Call):
-        return LoopShape(FusionKind.OPAQUE, ())
+    return _loop_shape_of_call(binding) if isinstance(call, Call) else LoopShape(FusionKind.OPAQUE, ())
+
+
+def _loop_shape_of_call(binding: Binding) -> LoopShape:
+    call = binding.value
+    assert isinstance(call, Call)
     op = get_op(call.op)
-    types = operand_types(call)
     results = [target.type for target in binding.targets]
-    return infer_loop_shape(op, types, op.attrs(call.attrs), results)  # type: ignore[arg-type]
+    return infer_loop_shape(op, operand_types(call), op.attrs(call.attrs), results)  # type: ignore[arg-type]
 
 
 _EXIT = -1
@@ -271,8 +275,9 @@ class _Grouping:
             if _is_fusable(node) and node.shape.kind is FusionKind.ELEMENTWISE:
                 self._grow(node, self._is_consumer)
 
-    def widen_where_read(self, made_by: Mapping[TensorVar, Binding]) -> None:
-        """Compute what only makes small integers wider in each group that reads it: fewer bytes are stored and read.
+    def compute_where_read(self, made_by: Mapping[TensorVar, Binding]) -> None:
+        """Compute in each group that reads it what only makes small integers wider, and each part of what is split: fewer bytes are
+        stored and read.
 
         It is the last of its group, and reads of it what then becomes the last, or alone; and every reader must be able to do so.
         """
@@ -280,14 +285,18 @@ class _Grouping:
             own = self.members[node.group]
             hidden = {target for member in own[:-2] for target in member.binding.targets}
             is_last = own[-1] is node and hidden.isdisjoint(_used_by(node.binding))
-            if self.max_ops > 1 and node.users and not node.escapes and is_last and _widens(node):
+            if self.max_ops > 1 and node.users and not node.escapes and is_last and (_widens(node) or _is_split(node)):
                 self._hand_out(node, own, made_by)
 
     def _hand_out(self, node: _Node, own: list[_Node], made_by: Mapping[TensorVar, Binding]) -> None:
         readers = [self.nodes[user] for user in dict.fromkeys(node.users)]
+        read = [[target for target in node.binding.targets if target in _used_by(reader.binding)] for reader in readers]
+        if any(len(targets) > 1 for targets in read) or (_is_split(node) and any(map(_is_kept_apart, readers))):
+            return
         before = [reader.binding for reader in readers]
-        copies = [_copied(node, -1 - k) for k in range(len(readers))]
-        if all(self._takes_copy(copy, reader, made_by) for copy, reader in zip(copies, readers, strict=True)):
+        targets = [target for (target,) in read]
+        copies = [_copied(node, target, -1 - k) for k, target in enumerate(targets)]
+        if all(self._takes_copy(*each, made_by) for each in zip(copies, targets, readers, strict=True)):
             for copy, reader in zip(copies, readers, strict=True):
                 copy.group = reader.group
                 self.members[reader.group].insert(0, copy)
@@ -296,12 +305,12 @@ class _Grouping:
         for reader, binding in zip(readers, before, strict=True):
             reader.binding = binding
 
-    def _takes_copy(self, copy: _Node, reader: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
+    def _takes_copy(self, copy: _Node, copied: TensorVar, reader: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
         """Whether a reader can compute its operand itself; it then reads the copy."""
         group = self.members[reader.group]
         if not _is_fusable(reader) or len(group) >= self.max_ops or all(_needs_no_kernel(member, made_by) for member in group):
             return False
-        reader.binding = _with_operand(reader.binding, self.nodes[copy.index].binding.targets[0], copy.binding.targets[0])
+        reader.binding = _with_operand(reader.binding, copied, copy.binding.targets[0])
         self.members[copy.group] = [copy]
         can_join = self._is_consumer(copy, reader, [reader])
         del self.members[copy.group]
@@ -440,11 +449,22 @@ def _widens(node: _Node) -> bool:
     return source.dtype.is_int and source.dtype.bits <= 16 and target.dtype.bits > source.dtype.bits
 
 
-def _copied(node: _Node, group: int) -> _Node:
-    """The same operation with a result of its own, in another group."""
-    (target,) = node.binding.targets
-    binding = replace(node.binding, targets=(TensorVar(target.name, target.type, span=target.span),))
-    return _Node(node.index, binding, node.shape, group=group)
+def _is_split(node: _Node) -> bool:
+    """Whether an operation cuts a tensor into parts, and is no view of them."""
+    call = node.binding.value
+    return isinstance(call, Call) and call.op == "split" and node.shape.kind is FusionKind.ELEMENTWISE
+
+
+def _is_kept_apart(reader: _Node) -> bool:
+    """Whether what reads a part of a tensor reads it more than once, or in no order: it is better made before."""
+    return reader.shape.kind is not FusionKind.ELEMENTWISE or reader.shape.gathers
+
+
+def _copied(node: _Node, target: TensorVar, group: int) -> _Node:
+    """The operation that makes one of a node's results, with a result of its own, in another group."""
+    binding = part_as_slice(node.binding, target) if _is_split(node) else node.binding
+    binding = replace(binding, targets=(TensorVar(target.name, target.type, span=target.span),))
+    return _Node(node.index, binding, _loop_shape_of_call(binding), group=group)
 
 
 def _with_operand(binding: Binding, old: TensorVar, new: TensorVar) -> Binding:

@@ -70,12 +70,18 @@ def _as_slices(binding: Binding, split: Call, block: int) -> Sequence[Binding]:
     sizes = [type_.shape[CHANNELS] for type_ in types if isinstance(type_, TensorType)]
     if any(not isinstance(size, Const) or int(size.value) % block for size in sizes[:-1]):
         return ()
-    found = []
+    return [part_as_slice(binding, target) for target in binding.targets]
+
+
+def part_as_slice(split: Binding, part: TensorVar) -> Binding:
+    """One of the results of a split as a slice."""
+    call = split.value
+    assert isinstance(call, Call) and isinstance(part.type, TensorType)
+    source, axis = call.args[0], _axis(call)
     start: Expr = const(0)
-    for target, size in zip(binding.targets, sizes, strict=True):
+    for target in split.targets[: split.targets.index(part)]:
         assert isinstance(target.type, TensorType)
-        starts = tuple(start if d == CHANNELS else const(0) for d in range(source.type.rank))
-        attrs = (("starts", starts), ("sizes", target.type.shape), ("steps", (1,) * source.type.rank))
-        found.append(Binding((target,), Call("slice", (source,), attrs, span=split.span), span=binding.span))
-        start = start + size
-    return found
+        start = start + target.type.shape[axis]
+    starts = tuple(start if d == axis else const(0) for d in range(part.type.rank))
+    attrs = (("starts", starts), ("sizes", part.type.shape), ("steps", (1,) * part.type.rank))
+    return Binding((part,), Call("slice", (source,), attrs, span=call.span), span=split.span)
