@@ -69,7 +69,8 @@ class BlockedForm:
     """The call that computes the same result with axis 1 cut into blocks: operator, attributes, how it takes each operand.
 
     `as_words`: the first two operands are widened to i16, for instructions that add two such products at once. `rows`: of the
-    first operand, if it has the form ROWS.
+    first operand, if it has the form ROWS. `groups`: those of a convolution, several of which are one of the form's: in its weights what
+    is between groups is zero. 0 where each is one of the form's.
     """
 
     op: str
@@ -77,6 +78,7 @@ class BlockedForm:
     operands: tuple[Form, ...]
     as_words: bool = False
     rows: RowForm | None = None
+    groups: int = 0
 
 
 @dataclass(frozen=True)

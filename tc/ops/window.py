@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -276,16 +277,15 @@ def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
 
 
 def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm | None:
-    """As `conv_blocked`, if the groups do not straddle blocks."""
+    """As `conv_blocked`; of as many groups together as fill blocks."""
     x, w = operand(types, 0, op), operand(types, 1, op)
     if not all(is_const(dim) for dim in w.shape) or not is_const(x.shape[1]):
         return None
     channels, outputs, groups = int(x.shape[1]), int(w.shape[0]), attrs.groups  # type: ignore[call-overload]
     depthwise = groups == channels == outputs and groups > 1
-    if groups > 1 and not depthwise and (channels // groups % block or outputs // groups % block):
-        return None
     if outputs < block // 4:
         return None
+    merged = 1 if groups == 1 or depthwise else merged_groups(channels // groups, outputs // groups, groups, block)
     window = _conv_window(x, w, attrs, op)
     few, is_integer = groups == 1 and channels <= FEW_CHANNELS, not x.dtype.is_float
     plain = few and not is_integer
@@ -294,15 +294,30 @@ def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm
         "strides": window.strides,
         "pads": (*window.begin, *window.end),
         "dilations": window.dilations,
-        "groups": 1 if depthwise else groups,
+        "groups": 1 if depthwise else -(-groups // merged),
         "depthwise": depthwise,
-        "in_channels": channels,
+        "in_channels": channels if merged in (1, groups) else -(-groups // merged) * merged * (channels // groups),
         "in_block": 0 if plain else FEW_CHANNELS if few else block,
     }
     if is_integer:
         own["fill"] = attrs.fill
     image = Form.PLAIN if plain else Form.FEW if few else Form.CHANNELS
-    return BlockedForm("conv_blocked", tuple(own.items()), (image, weights, Form.OUTPUTS)[: len(types)])
+    return BlockedForm("conv_blocked", tuple(own.items()), (image, weights, Form.OUTPUTS)[: len(types)], groups=groups if merged > 1 else 0)
+
+
+def inputs_of_group(form: BlockedForm) -> int:
+    """How many input channels a group of a convolution on blocks has."""
+    own: dict[str, Any] = dict(form.attrs)
+    return int(own["in_channels"] // own["groups"])
+
+
+def merged_groups(channels: int, outputs: int, groups: int, block: int) -> int:
+    """How many groups of so many channels and outputs together are whole blocks; all where the last of them would need blocks that the
+    image or the result does not have."""
+    merged = math.lcm(block // math.gcd(channels, block), block // math.gcd(outputs, block))
+    rounds = -(-groups // merged)
+    is_whole = all(rounds * merged * own // block == -(-groups * own // block) for own in (channels, outputs))
+    return merged if is_whole else groups
 
 
 register(

@@ -37,6 +37,15 @@ def grouped_weights(array: np.ndarray, in_block: int, block: int) -> np.ndarray:
     return contiguous(blocked.reshape(*outer, inputs // group, group, outputs).swapaxes(-1, -2))
 
 
+def merge_groups(array: np.ndarray, merged: int, groups: int) -> np.ndarray:
+    """[o, i, *kernel] of a convolution in groups -> [o, merged * i, *kernel], of so many together: zeros but for those of its own."""
+    outputs, inputs, *kernel = array.shape
+    made = np.zeros((groups, outputs // groups, merged, inputs, *kernel), array.dtype)
+    for group, own in enumerate(array.reshape(groups, outputs // groups, inputs, *kernel)):
+        made[group, :, group % merged] = own
+    return made.reshape(outputs, merged * inputs, *kernel)
+
+
 def block_axes(array: np.ndarray, axes: Sequence[int], block: int) -> np.ndarray:
     """Cut each of `axes`, in this order, into blocks; every block becomes the last axis. Padded with zeros."""
     pads = [(0, -size % block if axis in axes else 0) for axis, size in enumerate(array.shape)]

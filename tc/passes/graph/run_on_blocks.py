@@ -15,8 +15,8 @@ from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder
 from tc.ops.registry import BlockedForm, Form, RowForm, get_op
-from tc.ops.window import FEW_CHANNELS
-from tc.passes.graph.blocked_literals import blocked_array, grouped_weights, row_weights
+from tc.ops.window import FEW_CHANNELS, inputs_of_group
+from tc.passes.graph.blocked_literals import blocked_array, grouped_weights, merge_groups, row_weights
 
 
 @dataclass
@@ -208,12 +208,14 @@ class Rewriter:
         if form is Form.PLAIN:
             return atom
         in_block = dict(taker.attrs).get("in_block")
-        key = (atom, form, rank, in_block)
+        key = (atom, form, rank, (in_block, taker.groups))
         if key not in self.literals:
             if form is Form.GROUPED:
                 assert isinstance(in_block, int), "a convolution on blocks"
                 values = atom.value.astype(np.int16) if taker.as_words else atom.value
                 values = row_weights(values, in_block) if taker.rows else values
+                if taker.groups:
+                    values = merge_groups(values, inputs_of_group(taker) // values.shape[1], taker.groups)
                 array = grouped_weights(values, in_block, self.block)
             else:
                 array = blocked_array(atom.value, form, rank, self.block)

@@ -17,7 +17,7 @@ from tc.ir.x86_intrinsics import TILE_ROWS, tile_dot_name
 from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, RowForm
 from tc.ops.row_windows import row_channels
-from tc.ops.window import FEW_CHANNELS
+from tc.ops.window import FEW_CHANNELS, inputs_of_group
 from tc.schedule.rules.matrix_tiles import AFTER_VECTOR_CYCLES, TILE_BYTES
 from tc.schedule.rules.window_cost import WindowProduct
 from tc.target import Target
@@ -50,9 +50,9 @@ def is_pointwise(call: Call, weights: TensorType) -> bool:
     return taps_are_one and attrs.groups == 1 and all(step == 1 for step in attrs.strides or ()) and not any(attrs.pads or ())
 
 
-def seconds_on_tiles(call: Call, result: TensorType, block: int, target: Target, facts: Facts) -> float:
+def seconds_on_tiles(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, facts: Facts) -> float:
     """The estimated time of a convolution on blocks of channels, by tiles or, where they take less, vectors."""
-    return seconds_of(_product(call, result, block, facts), target)
+    return seconds_of(_product(call, form, result, block, facts), target)
 
 
 def seconds_of(product: WindowProduct, target: Target) -> float:
@@ -61,23 +61,24 @@ def seconds_of(product: WindowProduct, target: Target) -> float:
     return min(on_tiles, product.cycles_on_vectors(target)) / machine_of(target).clock_hz
 
 
-def pays_on_tiles(call: Call, result: TensorType, block: int, target: Target, facts: Facts) -> bool:
+def pays_on_tiles(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, facts: Facts) -> bool:
     """Whether a convolution on blocks of channels takes less time by tiles, which sum whole blocks, than by vectors, which sum the channels
     that there are."""
     if block % TILE_ROWS:
         return False
-    product, (image, *_) = _product(call, result, block, facts), operand_types(call)
+    product, (image, *_) = _product(call, form, result, block, facts), operand_types(call)
     assert isinstance(image, TensorType)
     channels = typical(image.shape[1], facts)
-    return product.pays(target, channels / (-(-channels // block) * block))
+    return product.pays(target, 1.0 if form.groups else channels / (-(-channels // block) * block))
 
 
-def _product(call: Call, result: TensorType, block: int, facts: Facts) -> WindowProduct:
+def _product(call: Call, form: BlockedForm, result: TensorType, block: int, facts: Facts) -> WindowProduct:
     """What the rule for such convolutions takes this one for."""
     image, weights = call.args[:2]
     assert image is not None and isinstance(image.type, TensorType)
     assert weights is not None and isinstance(weights.type, TensorType)
     outputs, inputs, *taps = (typical(dim, facts) for dim in weights.type.shape)
+    inputs = inputs_of_group(form) if form.groups else inputs
     count, _, *heights, width = (typical(dim, facts) for dim in result.shape)
     height = math.prod(heights)
     if is_pointwise(call, weights.type):
