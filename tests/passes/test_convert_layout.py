@@ -446,6 +446,18 @@ def test_a_value_wanted_in_both_forms_is_copied_once() -> None:
     assert blocked_ops(model).count("unblock") == 2  # x once, and the result
 
 
+@pytest.mark.parametrize("channels", [24, 20, 40])
+def test_what_follows_a_convolution_is_done_on_its_blocks_whether_or_not_channels_fill_them(channels: int) -> None:
+    net = Net(8, (1, 32, 20, 20))
+    x = net.conv("x", channels)
+    for _ in range(3):
+        x = net.same("Sigmoid", net.same("Neg", x))
+    model = net.finish(net.same("CumSum", x, net.const(np.array(1))))
+
+    check(model, net.arrays)
+    assert blocked_ops(model)[-2:] == ["unblock", "cumsum"] and blocked_ops(model).count("unblock") == 1
+
+
 def test_literals_are_converted_when_compiling() -> None:
     net = Net(7, (1, 16, 8, 8))
     x = net.same("Add", net.conv("x", 16), net.const(net.normal(1, 16, 8, 8)))

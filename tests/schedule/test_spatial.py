@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tc.ir.expr import FloorMod, Load
+from tc.ir.dtype import f32
+from tc.ir.expr import FloorMod, Load, const
 from tc.ir.loop import PrimFunc
 from tc.ir.node import walk
 from tc.ops.registry import OPS
+from tc.passes.pipeline import finish_loops
 from tc.schedule.analysis import block_infos
 from tc.schedule.knobs import Value
 from tc.schedule.rules import apply_rules
-from tc.target import Target
-from tests.ops.kernels import make_prim_func
+from tc.target import Target, native_target
+from tc.te import compute, create_prim_func, placeholder
+from tests.ops.kernels import make_prim_func, run
 
 WIDE = Target.parse("x86-64-v4")
 
@@ -69,3 +72,21 @@ def test_padding_that_reflects_elements_once_divides_nothing(pads: tuple[int, ..
 
     indices = [index for load in walk(func.body) if isinstance(load, Load) for index in load.indices]
     assert any(isinstance(node, FloorMod) for index in indices for node in walk(index)) == divides
+
+
+@pytest.mark.parametrize(("channels", "pixels"), [(24, 50), (16, 33), (40, 16)])
+def test_numbers_of_each_channel_do_not_keep_images_from_being_read_in_squares(channels: int, pixels: int) -> None:
+    """Of shape [c, 1, 1], beside an image whose channels are its last axis."""
+    image, bias, made = (placeholder(tuple(map(const, shape)), f32, name) for shape, name in _turned(channels, pixels))
+    result = compute(made.shape, lambda n, c, y, x: image[n, y, x, c] + bias[c, 0, 0], "added")
+    func = create_prim_func("turned", [image, bias], [result], ())
+
+    assert chosen(func, "squares") == [True]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, dtype=np.float32) for shape, _ in _turned(channels, pixels)[:2]]
+    (found,) = run(finish_loops(apply_rules(func, native_target()).func), arrays)
+    np.testing.assert_array_equal(found, arrays[0].transpose(0, 3, 1, 2) + arrays[1])
+
+
+def _turned(channels: int, pixels: int) -> list[tuple[tuple[int, ...], str]]:
+    return [((1, 5, pixels, channels), "image"), ((channels, 1, 1), "bias"), ((1, channels, 5, pixels), "made")]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +47,8 @@ from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.graph.run_on_blocks import Rewriter
 from tc.passes.graph.tile_layout import (
-    is_pointwise,
     multiplies_on_tiles,
+    multiplies_pixels,
     pays_on_tiles,
     row_form,
     rows_pay,
@@ -147,6 +149,9 @@ PAIR = 2
 MERGED = 1.25
 """How much longer products of merged groups, most of which are with zeros, are taken to last than estimated. Measured on an Emerald Rapids:
 of blocks that do and do not hold the groups, and are estimated alike, the latter take 1.1 to 1.3 times as long."""
+
+APART = 0.25
+"""Of the time of what maps the elements of a convolution: how much longer it lasts where another kernel does it."""
 
 CONVOLUTIONS = ("conv", "conv_integer")
 
@@ -296,12 +301,19 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
         if takes and not is_of_words and rates.tiles is not None and pays_on_tiles(call, form, result, block, rates.tiles, facts):
             form = _of_whole_blocks(form)
         return dataclasses.replace(form, as_words=is_of_words or rates.as_words) if takes else None
-    if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block):
+    if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block) and not _is_product_of_groups(call, form):
         if rates.tiles is not None and not pays_on_tiles(call, form, result, block, rates.tiles, facts):
             return None if form.groups else form
         paired = dataclasses.replace(form, operands=tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands))
         return _of_whole_blocks(paired, PAIR if rates.tiles is None else 0)
     return None if form.groups else form  # f32 is fastest in groups as they are
+
+
+def _is_product_of_groups(call: Call, form: BlockedForm) -> bool:
+    """Whether a convolution is a product of each group and the image as it lies in memory, which is as fast as one of merged groups is."""
+    weights = operand_types(call)[1]
+    assert weights is not None
+    return bool(form.groups) and multiplies_pixels(call, weights)
 
 
 def _of_whole_blocks(form: BlockedForm, size: int = 0) -> BlockedForm:
@@ -364,16 +376,21 @@ def _choose(
     def edge(a: object, b: object, seconds: float) -> None:
         capacities[a, b] = capacities.get((a, b), 0.0) + seconds
 
+    follows = _epilogues(func, forms)
     for binding in func.bindings:
         form = forms.get(binding)
         call = binding.value
         if form is None:
-            for atom in [*atoms_of(call), *(var for body in bodies_of(call) for var in free_vars(body))]:
+            for atom in _read_by(binding):
                 want(atom, "plain", binding)
             continue
         assert isinstance(call, Call)
-        edge(binding, _PLAIN, _seconds(binding, form, block, rates, facts) + _packing_seconds(call, form, rates, facts))
-        edge(_BLOCKED, binding, _seconds(binding, None, block, rates, facts))
+        on_blocks, as_it_is = (_seconds(binding, each, block, rates, facts) for each in (form, None))
+        if binding in follows:
+            edge(follows[binding], binding, APART * as_it_is)
+            on_blocks = as_it_is = 0.0
+        edge(binding, _PLAIN, on_blocks + _packing_seconds(call, form, rates, facts))
+        edge(_BLOCKED, binding, as_it_is)
         for operand, taken in zip(call.args, form.operands, strict=False):
             if taken is Form.CHANNELS:
                 want(operand, "either", binding)
@@ -390,6 +407,30 @@ def _choose(
 
 
 _BLOCKED, _PLAIN = "blocked", "plain"
+
+
+def _epilogues(func: Function, forms: Mapping[Binding, BlockedForm]) -> dict[Binding, Binding]:
+    """What maps the elements of a convolution that nothing else reads, and what it follows: it takes no time of its own in the form that
+    the convolution has, as it is done in its kernel. Images of one pixel have the same memory in both forms."""
+    uses = Counter(atom for binding in func.bindings for atom in _read_by(binding))
+    uses.update(func.results)
+    convolved: dict[Atom | None, Binding] = {}
+    found: dict[Binding, Binding] = {}
+    for binding, form in forms.items():
+        call, (target,) = binding.value, binding.targets
+        assert isinstance(call, Call) and isinstance(target.type, TensorType)
+        if form.op == "conv_blocked" and not all(is_const(dim, 1) for dim in target.type.shape[2:]):
+            convolved[target] = binding
+        elif form.op == call.op and form.attrs == tuple(full_attrs(call).items()):
+            read = [arg for arg, taken in zip(call.args, form.operands, strict=False) if taken is Form.CHANNELS]
+            before = next((convolved[arg] for arg in read if arg in convolved and uses[arg] == 1), None)  # type: ignore[index]
+            if before is not None:
+                convolved[target], found[binding] = binding, before
+    return found
+
+
+def _read_by(binding: Binding) -> list[Atom]:
+    return [*atoms_of(binding.value), *(var for body in bodies_of(binding.value) for var in free_vars(body))]
 
 
 def _conversion_edges(
@@ -451,7 +492,8 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
     if call.op == "conv_integer":
         return flops / rates.plain_bytes
     pixels, tile = math.prod(typical(dim, facts) for dim in result.shape[2:]), POINTWISE_TILE * block
-    if is_pointwise(call, weights.type) and is_static and pixels >= tile:
+    outputs, inputs = typical(weights.type.shape[0], facts) // full_attrs(call).groups, typical(weights.type.shape[1], facts)
+    if multiplies_pixels(call, weights.type) and is_static and pixels >= tile and min(outputs, inputs) >= block:
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
 

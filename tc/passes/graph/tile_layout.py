@@ -45,9 +45,14 @@ def widths_for_tiles(block: int, size_bytes: int) -> list[int]:
 
 def is_pointwise(call: Call, weights: TensorType) -> bool:
     """Whether a convolution is the product of a matrix and the image as it lies in memory."""
+    return full_attrs(call).groups == 1 and multiplies_pixels(call, weights)
+
+
+def multiplies_pixels(call: Call, weights: TensorType) -> bool:
+    """Whether a convolution, or each of its groups, is such a product."""
     attrs = full_attrs(call)
     taps_are_one = all(is_const(dim, 1) for dim in weights.shape[2:])
-    return taps_are_one and attrs.groups == 1 and all(step == 1 for step in attrs.strides or ()) and not any(attrs.pads or ())
+    return taps_are_one and all(step == 1 for step in attrs.strides or ()) and not any(attrs.pads or ())
 
 
 def seconds_on_tiles(call: Call, form: BlockedForm, result: TensorType, block: int, target: Target, facts: Facts) -> float:

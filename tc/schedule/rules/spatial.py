@@ -343,9 +343,10 @@ def read_along(info: BlockInfo, loops: list[str]) -> tuple[str, int] | None:
     values = {axis.var: axis.value for axis in info.block.axes}
     found: set[tuple[str, int]] = set()
     for load in loads_of(info):
-        if not load.indices or all(isinstance(index, Const) for index in load.indices):
+        moving = [index for index, dim in zip(load.indices, load.buffer.shape, strict=True) if not is_const(dim, 1)]
+        if all(isinstance(index, Const) for index in moving):
             continue
-        match load.indices[-1]:
+        match moving[-1]:
             case Var() as axis:
                 run = 0
             case FloorMod(lhs=Var() as axis, rhs=Const(value=size)):
