@@ -492,10 +492,16 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
     if call.op == "conv_integer":
         return flops / rates.plain_bytes
     pixels, tile = math.prod(typical(dim, facts) for dim in result.shape[2:]), POINTWISE_TILE * block
-    outputs, inputs = typical(weights.type.shape[0], facts) // full_attrs(call).groups, typical(weights.type.shape[1], facts)
-    if multiplies_pixels(call, weights.type) and is_static and pixels >= tile and min(outputs, inputs) >= block:
+    if multiplies_pixels(call, weights.type) and is_static and pixels >= tile and _has_wide_groups(call, weights.type, block, facts):
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
+
+
+def _has_wide_groups(call: Call, weights: TensorType, block: int, facts: Facts) -> bool:
+    """Whether there is one group, or each has channels and outputs for vectors."""
+    outputs, inputs = (typical(dim, facts) for dim in weights.shape[:2])
+    groups = full_attrs(call).groups
+    return bool(groups == 1 or min(outputs // groups, inputs) >= block)
 
 
 def _bytes_of(what: object) -> int:
