@@ -174,10 +174,9 @@ def compile_model(
     threads: how many threads a call may use; by default what TC_NUM_THREADS or OMP_NUM_THREADS say, else one a core.
     numerics: "default" fuses a product and a sum into one rounding, and may compute the same function in another way (a
         normalization folded into weights, attention in one pass, 3x3 convolutions by Winograd's method, transposed ones by phases of their
-        strides and grouped ones of 16 bits several groups at once, in which one infinite or NaN input may spoil results beside those it
-        reaches). "strict" computes each operator as
-        it is defined, every sum and product rounded by itself; the terms of a reduction are added in the order of the kernel's schedule,
-        as trees where they are many: errors have the bounds that README states in either case.
+        strides, grouped ones of 16 bits several groups at once, where one infinite or NaN input may spoil results beside those it reaches).
+        "strict" computes each operator as it is defined, every sum and product rounded by itself; the terms of a reduction are added in
+        the order of the kernel's schedule, as trees where they are many: errors have the bounds that README states in either case.
     verify: "auto" checks IR that is given as such, "never" none. "always" checks the IR of every stage, and compares every compiled
         kernel that one small random input reaches with the reference interpreter: VerifyError naming node and kernel.
     on_unsupported: "fallback" runs nodes without native code on their reference kernels; "error" raises UnsupportedError.
