@@ -150,8 +150,11 @@ MERGED = 1.25
 """How much longer products of merged groups, most of which are with zeros, are taken to last than estimated. Measured on an Emerald Rapids:
 of blocks that do and do not hold the groups, and are estimated alike, the latter take 1.1 to 1.3 times as long."""
 
-APART = 0.25
-"""Of the time of what maps the elements of a convolution: how much longer it lasts where another kernel does it."""
+APART = 1.0
+"""Of the time of what maps the elements of a convolution: how much longer that lasts where another kernel does it."""
+
+PADDED = 0.25
+"""Of the time that elements past the channels would take: how much longer the kernel of a convolution lasts that maps them."""
 
 CONVOLUTIONS = ("conv", "conv_integer")
 
@@ -388,7 +391,7 @@ def _choose(
         on_blocks, as_it_is = (_seconds(binding, each, block, rates, facts) for each in (form, None))
         if binding in follows:
             edge(follows[binding], binding, APART * as_it_is)
-            on_blocks = as_it_is = 0.0
+            on_blocks, as_it_is = PADDED * max(on_blocks - as_it_is, 0.0), 0.0
         edge(binding, _PLAIN, on_blocks + _packing_seconds(call, form, rates, facts))
         edge(_BLOCKED, binding, as_it_is)
         for operand, taken in zip(call.args, form.operands, strict=False):
@@ -411,7 +414,8 @@ _BLOCKED, _PLAIN = "blocked", "plain"
 
 def _epilogues(func: Function, forms: Mapping[Binding, BlockedForm]) -> dict[Binding, Binding]:
     """What maps the elements of a convolution that nothing else reads, and what it follows: it takes no time of its own in the form that
-    the convolution has, as it is done in its kernel. Images of one pixel have the same memory in both forms."""
+    the convolution has, as it is done in its kernel, but for channels that fill blocks up. Images of one pixel have the same memory in
+    both forms."""
     uses = Counter(atom for binding in func.bindings for atom in _read_by(binding))
     uses.update(func.results)
     convolved: dict[Atom | None, Binding] = {}
