@@ -267,6 +267,13 @@ def bodies_of(value: Operation) -> tuple[Function, ...]:
     return ()
 
 
+def atoms_read(value: Operation) -> Iterator[Atom]:
+    """The variables and constants an operation uses, and those that the bodies in it take from around them."""
+    yield from atoms_of(value)
+    for body in bodies_of(value):
+        yield from free_vars(body)
+
+
 def constants_of(func: Function) -> tuple[TensorConst, ...]:
     """The literal tensors that a function and the bodies in it use, each once, in the order of their first uses."""
     found: dict[TensorConst, None] = {}

@@ -31,8 +31,7 @@ from tc.ir.graph import (
     TensorVar,
     all_bindings,
     atoms_of,
-    bodies_of,
-    free_vars,
+    atoms_read,
     map_bodies,
 )
 from tc.ir.intrinsic import INTRINSICS
@@ -149,9 +148,6 @@ PAIR = 2
 MERGED = 1.25
 """How much longer products of merged groups, most of which are with zeros, are taken to last than estimated. Measured on an Emerald Rapids:
 of blocks that do and do not hold the groups, and are estimated alike, the latter take 1.1 to 1.3 times as long."""
-
-APART = 1.0
-"""Of the time of what maps the elements of a convolution: how much longer that lasts where another kernel does it."""
 
 PADDED = 0.25
 """Of the time that elements past the channels would take: how much longer the kernel of a convolution lasts that maps them."""
@@ -384,13 +380,13 @@ def _choose(
         form = forms.get(binding)
         call = binding.value
         if form is None:
-            for atom in _read_by(binding):
+            for atom in atoms_read(binding.value):
                 want(atom, "plain", binding)
             continue
         assert isinstance(call, Call)
         on_blocks, as_it_is = (_seconds(binding, each, block, rates, facts) for each in (form, None))
         if binding in follows:
-            edge(follows[binding], binding, APART * as_it_is)
+            edge(follows[binding], binding, as_it_is)  # in a kernel of its own
             on_blocks, as_it_is = PADDED * max(on_blocks - as_it_is, 0.0), 0.0
         edge(binding, _PLAIN, on_blocks + _packing_seconds(call, form, rates, facts))
         edge(_BLOCKED, binding, as_it_is)
@@ -416,7 +412,7 @@ def _epilogues(func: Function, forms: Mapping[Binding, BlockedForm]) -> dict[Bin
     """What maps the elements of a convolution that nothing else reads, and what it follows: it takes no time of its own in the form that
     the convolution has, as it is done in its kernel, but for channels that fill blocks up. Images of one pixel have the same memory in
     both forms."""
-    uses = Counter(atom for binding in func.bindings for atom in _read_by(binding))
+    uses = Counter(atom for binding in func.bindings for atom in atoms_read(binding.value))
     uses.update(func.results)
     convolved: dict[Atom | None, Binding] = {}
     found: dict[Binding, Binding] = {}
@@ -431,10 +427,6 @@ def _epilogues(func: Function, forms: Mapping[Binding, BlockedForm]) -> dict[Bin
             if before is not None:
                 convolved[target], found[binding] = binding, before
     return found
-
-
-def _read_by(binding: Binding) -> list[Atom]:
-    return [*atoms_of(binding.value), *(var for body in bodies_of(binding.value) for var in free_vars(body))]
 
 
 def _conversion_edges(

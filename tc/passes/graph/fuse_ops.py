@@ -9,7 +9,7 @@ Source: the post-dominator fusion of TVM (Chen et al., 2018) and Relay; kinds ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -26,9 +26,7 @@ from tc.ir.graph import (
     GlobalRef,
     TensorConst,
     TensorVar,
-    atoms_of,
-    bodies_of,
-    free_vars,
+    atoms_read,
     map_bodies,
 )
 from tc.ir.loop import PrimFunc
@@ -179,7 +177,7 @@ def _dataflow(func: Function, facts: tuple[DimFact, ...], module: IRModule) -> l
             if same not in shapes:
                 shapes[same] = _loop_shape(binding, module)
             node = _Node(index, binding, shapes[same])
-            for atom in _used_by(binding):
+            for atom in atoms_read(binding.value):
                 source = producer.get(atom) if isinstance(atom, TensorVar) else None
                 if source is not None:
                     source.users.append(index)
@@ -189,12 +187,6 @@ def _dataflow(func: Function, facts: tuple[DimFact, ...], module: IRModule) -> l
         if isinstance(result, TensorVar) and result in producer:
             producer[result].escapes = True
     return nodes
-
-
-def _used_by(binding: Binding) -> Iterator[Atom]:
-    yield from atoms_of(binding.value)
-    for body in bodies_of(binding.value):
-        yield from free_vars(body)
 
 
 def _alike(binding: Binding) -> object:
@@ -284,13 +276,13 @@ class _Grouping:
         for node in reversed(self.nodes):
             own = self.members[node.group]
             hidden = {target for member in own[:-2] for target in member.binding.targets}
-            is_last = own[-1] is node and hidden.isdisjoint(_used_by(node.binding))
+            is_last = own[-1] is node and hidden.isdisjoint(atoms_read(node.binding.value))
             if self.max_ops > 1 and node.users and not node.escapes and is_last and (_widens(node) or _is_split(node)):
                 self._hand_out(node, own, made_by)
 
     def _hand_out(self, node: _Node, own: list[_Node], made_by: Mapping[TensorVar, Binding]) -> None:
         readers = [self.nodes[user] for user in dict.fromkeys(node.users)]
-        read = [[target for target in node.binding.targets if target in _used_by(reader.binding)] for reader in readers]
+        read = [[target for target in node.binding.targets if target in atoms_read(reader.binding.value)] for reader in readers]
         if any(len(targets) > 1 for targets in read) or (_is_split(node) and any(map(_is_kept_apart, readers))):
             return
         before = [reader.binding for reader in readers]
@@ -462,9 +454,12 @@ def _is_kept_apart(reader: _Node) -> bool:
 
 def _copied(node: _Node, target: TensorVar, group: int) -> _Node:
     """The operation that makes one of a node's results, with a result of its own, in another group."""
-    binding = part_as_slice(node.binding, target) if _is_split(node) else node.binding
+    binding, shape = node.binding, node.shape
+    if _is_split(node):
+        binding = part_as_slice(binding, target)
+        shape = _loop_shape_of_call(binding)
     binding = replace(binding, targets=(TensorVar(target.name, target.type, span=target.span),))
-    return _Node(node.index, binding, _loop_shape_of_call(binding), group=group)
+    return _Node(node.index, binding, shape, group=group)
 
 
 def _with_operand(binding: Binding, old: TensorVar, new: TensorVar) -> Binding:

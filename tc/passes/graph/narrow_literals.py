@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tc.ir.expr import Const
-from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, atoms_of, bodies_of, free_vars
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, atoms_read
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import get_op, is_scoped
@@ -37,9 +37,7 @@ def _read_by(binding: Binding) -> Iterator[Atom]:
     if isinstance(binding.value, Call):
         yield from binding.value.args  # type: ignore[misc]
         return
-    yield from atoms_of(binding.value)
-    for body in bodies_of(binding.value):
-        yield from free_vars(body)
+    yield from atoms_read(binding.value)
 
 
 def widens_operand(binding: Binding, uses: Uses) -> bool:

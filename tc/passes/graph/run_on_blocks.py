@@ -10,7 +10,7 @@ import numpy as np
 
 from tc.ir.dtype import i16
 from tc.ir.expr import Const, ceildiv, const, is_const
-from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, atoms_of, bodies_of, free_vars
+from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, atoms_of, atoms_read
 from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder
@@ -53,8 +53,7 @@ class Rewriter:
 
     def _keep(self, binding: Binding) -> None:
         """A binding that stays: what it reads must exist in plain form, under its own name."""
-        used = [*atoms_of(binding.value), *(var for body in bodies_of(binding.value) for var in free_vars(body))]
-        for atom in used:
+        for atom in atoms_read(binding.value):
             self._plain(atom)
         self.builder.bindings.append(binding)
 
