@@ -301,7 +301,11 @@ def _run_dequantize_by(arrays: Arrays, attrs: Attrs) -> np.ndarray:
 def _compute_dequantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x, parameters = tensors[0], tensors[1]
     assert x is not None and parameters is not None
-    zero = const(float(attrs.zero), f32) if parameters.shape == (const(1),) else parameters[1]
+    if parameters.shape == (const(1),):  # in its type, as what quantizes to it says it
+        number = const(attrs.zero, x.dtype)
+        zero = cast(te.compute((), lambda: number, "literal")[()], f32)
+    else:
+        zero = parameters[1]
     return te.compute(x.shape, lambda *axes: (cast(x[axes], f32) - zero) * parameters[0], "dequantize")
 
 

@@ -37,6 +37,7 @@ from tc.passes.graph import (
     prove_indices,
     separate_attention,
     separate_windows,
+    share_kernels,
     share_scales,
     simplify_graph,
     simplify_splits,
@@ -81,7 +82,7 @@ from tc.target import Target
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
     *(byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
-    *(integer_products, narrow_floats, share_scales),
+    *(integer_products, narrow_floats, share_kernels, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(separate_attention, separate_windows, transforms_as_products),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
@@ -142,6 +143,9 @@ FUSE = """
 """
 
 LOWER = "lower_primitives"
+
+SHARE = ", share_kernels"
+"""Layers of one shape are one kernel, whatever their scales: compiled and tuned once."""
 
 STRICT_ALGEBRA = """
     simplify_graph(exact=True),
@@ -228,8 +232,8 @@ class Pipeline:
         return ", ".join(map(str, (*self.simplify, *self.narrow, *self.lay_out, *self.fuse, *self.lower, *self.place)))
 
 
-DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW + SEPARATE, LAY_OUT, FUSE, LOWER)))
-STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, NARROW, STRICT_LAY_OUT, STRICT_FUSE, STRICT_LOWER)))
+DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW + SEPARATE, LAY_OUT, FUSE, LOWER + SHARE)))
+STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, NARROW, STRICT_LAY_OUT, STRICT_FUSE, STRICT_LOWER + SHARE)))
 DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, NARROW, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
 DEVICE_STRICT = Pipeline(*map(parse_pipeline, (FLOATS + STRICT_ALGEBRA, NARROW, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
 FINISH_CALLS = parse_pipeline(FINISH)

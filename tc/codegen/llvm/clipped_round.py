@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value, llvm_type, mangled
 from tc.codegen.llvm.byte_packs import packs_for
 from tc.ir.dtype import DType, f32, i8, int_range
-from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min, Sub
+from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min, Sub, const
 
 LEAST_DIVISOR, MOST_DIVISOR = 2.0**-60, 2.0**60
 """Between these a quotient that lies in the range of 16 bits is found by products."""
@@ -20,8 +20,8 @@ MOST_SHIFT = 1 << 20
 class ClippedRound:
     """`dtype(clip(round(value / divisor) + shift, low, high))`; bounds and shift are integers, 0 lies between the bounds.
 
-    A shift that is no literal is f32, a number of `dtype`; `low` is then 0, and the value a `bounded_quotient` whose bounds are what the
-    least and the greatest of `dtype` mean.
+    A shift that is no literal is f32, a number of `dtype`; `low` is then 0. The value may then be a `bounded_quotient`, whose bounds are
+    what the least and the greatest of `dtype` mean.
     """
 
     value: Expr
@@ -30,6 +30,11 @@ class ClippedRound:
     low: int
     high: int
     dtype: DType
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the value is within bounds by itself."""
+        return _is_bounded_quotient(self.value)
 
 
 def as_clipped_round(expr: Cast) -> ClippedRound | None:
@@ -48,29 +53,52 @@ def as_clipped_round(expr: Cast) -> ClippedRound | None:
     if not isinstance(rounded, MathCall) or rounded.name != "round":
         return None
     least, most = int_range(dtype)
-    if isinstance(inside, Add) and isinstance(quotient := rounded.args[0], MathCall) and quotient.name == "bounded_quotient":
-        is_plain = low == 0 and _is_whole(high) and high <= most
-        return ClippedRound(quotient, None, inside.rhs, 0, int(high), dtype) if is_plain else None
+    if isinstance(inside, Add) and (_is_bounded_quotient(rounded.args[0]) or (shift is None and _is_number_of(dtype, inside.rhs))):
+        if low != 0 or not _is_whole(high) or high > most:
+            return None
+        value, divisor = _divided(rounded.args[0])
+        return ClippedRound(value, divisor, inside.rhs, 0, int(high), dtype)
     if shift is None or not all(_is_whole(number) for number in (low, high, shift)) or abs(shift) > MOST_SHIFT:
         return None
     if not least <= low <= 0 <= high <= most:
         return None
-    (value,) = rounded.args
+    value, divisor = _divided(rounded.args[0])
+    return ClippedRound(value, divisor, int(shift), int(low), int(high), dtype)
+
+
+def _divided(value: Expr) -> tuple[Expr, float | None]:
+    """What is divided by a literal whose quotients are found by products, and that; what is divided by nothing else, and None."""
     match value:
         case Div(lhs=lhs, rhs=Const(value=by)) if LEAST_DIVISOR < by < MOST_DIVISOR:
-            return ClippedRound(lhs, None if by == 1.0 else float(by), int(shift), int(low), int(high), dtype)
-    return ClippedRound(value, None, int(shift), int(low), int(high), dtype)
+            return lhs, None if by == 1.0 else float(by)
+    return value, None
 
 
-def as_dequantized(expr: Expr) -> tuple[ClippedRound, int] | None:
-    """What a cast back to f32, less a literal integer or as it is, computes of such a number."""
-    cast, less = (expr.lhs, _number(expr.rhs)) if isinstance(expr, Sub) else (expr, 0.0)
+def _is_number_of(dtype: DType, shift: Expr) -> bool:
+    """Whether it is a number of an integer type, or of another within that one, as f32."""
+    return isinstance(shift, Cast) and shift.operand.dtype is dtype
+
+
+def _is_bounded_quotient(value: Expr) -> bool:
+    return isinstance(value, MathCall) and value.name == "bounded_quotient"
+
+
+def as_dequantized(expr: Expr) -> tuple[ClippedRound, int | Expr] | None:
+    """What a cast back to f32, less a literal integer or the same shift, or as it is, computes of such a number."""
+    cast, less = (expr.lhs, expr.rhs) if isinstance(expr, Sub) else (expr, _NOTHING)
     match cast:
-        case Cast(operand=Cast(operand=Min() | Max()) as inner, dtype=dtype) if dtype is f32 and less is not None and _is_whole(less):
+        case Cast(operand=Cast(operand=Min() | Max()) as inner, dtype=dtype) if dtype is f32:
             found = as_clipped_round(inner)
-            is_known = found is not None and isinstance(found.shift, int) and abs(less) <= MOST_SHIFT
-            return (found, int(less)) if is_known else None  # type: ignore[return-value]
+            if found is None or found.is_bounded:
+                return None
+            if isinstance(found.shift, Expr):
+                return (found, less) if less is found.shift else None
+            number = _number(less)
+            return (found, int(number)) if number is not None and _is_whole(number) and abs(number) <= MOST_SHIFT else None
     return None
+
+
+_NOTHING = const(0.0, f32)
 
 
 def _number(expr: Expr) -> float | None:
@@ -88,25 +116,25 @@ def _is_whole(number: float) -> bool:
 def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
     """Clipped first, where bounds are whole numbers of steps, and then rounded; NaN gives 0."""
     b = builder
-    if isinstance(found.shift, Expr):
+    if found.is_bounded:
         return _shifted(b, found, value_of)
     value = value_of(found.value)
-    packs = packs_for(b, value) if found.dtype.bits == 8 else None
+    shift = value_of(found.shift) if isinstance(found.shift, Expr) else None
+    whole_shift = int_value(found.shift, "i32") if isinstance(found.shift, int) else b.convert("fptosi", value_of(found.shift), "i32")
+    packs = packs_for(b, value) if found.dtype.bits == 8 and not whole_shift.lanes else None
     if packs is not None:
-        made = packs.to_bytes(b, _steps(b, found, value, saturates=True), int_value(found.shift, "i32"), found.dtype)
-        return _within(b, made, found)
-    whole = _rounded(b, _steps(b, found, value))
-    if found.shift:
-        whole = b.add(whole, b.int(found.shift, whole))
+        return _within(b, packs.to_bytes(b, _steps(b, found, value, shift, saturates=True), whole_shift, found.dtype), found)
+    whole = _rounded(b, _steps(b, found, value, shift))
+    if whole_shift.known != 0:
+        whole = b.add(*b.unify(whole, whole_shift))
     return b.convert("trunc", whole, llvm_type(found.dtype))
 
 
-def emit_clipped_float(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value], less: int = 0) -> Value:
+def emit_clipped_float(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value], less: int | Expr = 0) -> Value:
     """The same as f32, less an integer: what is dequantized at once never becomes an integer."""
     b = builder
-    assert isinstance(found.shift, int), "asked for by as_dequantized"
-    steps = _steps(b, found, value_of(found.value))
-    if found.shift == less:
+    steps = _steps(b, found, value_of(found.value), value_of(found.shift) if isinstance(found.shift, Expr) else None)
+    if isinstance(found.shift, Expr) or isinstance(less, Expr) or found.shift == less:
         return b.convert("sitofp", _rounded(b, steps), "float")
     whole = b.intrinsic("roundeven", steps)
     return b.binary("fadd", whole, b.float(float(found.shift - less), whole))  # no zero stays negative
@@ -120,17 +148,25 @@ def _within(b: FunctionBuilder, made: Value, found: ClippedRound) -> Value:
     return b.intrinsic(f"{sign}min", made, b.int(found.high, made)) if found.high < most else made
 
 
-def _steps(b: FunctionBuilder, found: ClippedRound, value: Value, saturates: bool = False) -> Value:
-    """What is rounded, so that nothing beyond the bounds comes of it, and what gives 0 of NaN. `saturates`: what rounds it makes the least
-    number of what is too low, and of NaN."""
-    assert isinstance(found.shift, int), "one that is not is clipped as an integer"
+def _steps(b: FunctionBuilder, found: ClippedRound, value: Value, shift: Value | None, saturates: bool = False) -> Value:
+    """What is rounded, so that nothing beyond the bounds comes of it, and what gives 0 of NaN. `shift`: one that is no literal;
+    `saturates`: what rounds it makes the least number of what is too low, and of NaN."""
     by = 1.0 if found.divisor is None else found.divisor
-    low, high = (b.float((end - found.shift) * by, value) for end in (found.low, found.high))
+
+    def bound(end: int) -> Value:
+        if shift is None:
+            assert isinstance(found.shift, int), "it is given otherwise"
+            return b.float((end - found.shift) * by, value)
+        less = b.binary("fsub", b.float(float(end), shift), shift)
+        scaled = less if by == 1.0 else b.binary("fmul", less, b.float(by, less))
+        return b.splat(scaled, value.lanes)
+
     if found.low:
-        value = b.select(b.compare("fcmp ord", value, value), value, b.float(-found.shift * by, value))
+        value = b.select(b.compare("fcmp ord", value, value), value, bound(0))
     if not saturates:
+        low = bound(found.low)
         value = b.select(b.compare("fcmp ogt", value, low), value, low)  # NaN is not
-    value = _at_most(b, value, high)
+    value = _at_most(b, value, bound(found.high))
     return value if found.divisor is None else _quotient(b, value, found.divisor)
 
 

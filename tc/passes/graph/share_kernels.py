@@ -1,0 +1,171 @@
+"""Kernels that differ in literals alone are one kernel, which reads from tensors what differs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tc.ir.dtype import DType, f32, i8, i16, u8, u16
+from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, Mul, Select, Sub, const
+from tc.ir.graph import CallTir, Function, TensorConst, tir_calls
+from tc.ir.loop import PrimFunc, Stmt, Store, walk_statements
+from tc.ir.module import IRModule
+from tc.ir.node import Node, binders, cached_on_node, children, map_children, replace, transform
+from tc.ir.structural import structural_hash
+from tc.passes.manager import graph_pass
+
+Literals = tuple[Const, ...]
+"""Those of a kernel that may be read instead, in order of appearance."""
+
+READ_INSTEAD = (f32, u8, i8, u16, i16)
+"""Types whose literals may be read instead; those of indices and of sums of integers say what a loop is."""
+
+_ARITHMETIC = (Add, Sub, Mul)
+
+
+@graph_pass
+def share_kernels(module: IRModule) -> IRModule:
+    """Make one kernel of those that are equal but for literals which are added, subtracted, multiplied by or filled in: scales and zero
+    points of a quantized network's layers. What differs is read from a tensor of its type, which each call is given.
+
+        y = call_tir(by_7, x)                         y = call_tir(by, x, [7])
+        z = call_tir(by_9, y)                   =>    z = call_tir(by, y, [9])
+
+    Every operation is the same as before, so every bit of a result is. A literal that is divided by, or compared with, stays: what it is
+    decides how that is computed. For modules of PrimFuncs.
+    """
+    groups: dict[str, list[tuple[PrimFunc, Literals]]] = defaultdict(list)
+    called = {call.callee for func in module.graph_functions for _, call in tir_calls(func)}
+    for func in module.prim_funcs:
+        if func.name in called and (literals := literals_to_read(func)):
+            groups[structural_hash(_read_instead(func, range(len(literals)), literals))].append((func, literals))
+    shared: dict[str, tuple[PrimFunc, tuple[TensorConst, ...]]] = {}
+    for group in groups.values():
+        if len(group) > 1:
+            shared |= _shared(group)
+    if not shared:
+        return module
+
+    def call_shared(node: Node) -> Node | None:
+        if not isinstance(node, CallTir) or node.callee not in shared:
+            return None
+        func, tensors = shared[node.callee]
+        return replace(node, callee=func.name, args=(*node.args, *tensors))
+
+    kept: dict[str, PrimFunc] = {}
+    for func in module.prim_funcs:
+        found = shared[func.name][0] if func.name in shared else func
+        kept[found.name] = found
+    functions = (transform(func, call_shared) for func in module.functions if isinstance(func, Function))
+    return IRModule((*functions, *kept.values()), module.entry)
+
+
+def _shared(group: Sequence[tuple[PrimFunc, Literals]]) -> Iterator[tuple[str, tuple[PrimFunc, tuple[TensorConst, ...]]]]:
+    """For each kernel of a group, by its name: the one in the place of all, and the tensors that a call in its place gives."""
+    first, literals = group[0]
+    columns = [tuple(given[place] for _, given in group) for place in range(len(literals))]
+    different = {column: None for column in columns if len(set(column)) > 1}  # equal ones are read from one place
+    by_type: dict[DType, list[tuple[Const, ...]]] = defaultdict(list)
+    for column in different:
+        by_type[column[0].dtype].append(column)
+    places = [by_type[c[0].dtype].index(c) if c in different else None for c in columns]
+    func = _read_instead(first, places, literals)
+    for number, (member, _) in enumerate(group):
+        rows = [np.array([c[number].value for c in by_type[dtype]], dtype.numpy) for dtype in READ_INSTEAD if dtype in by_type]
+        yield member.name, (func, tuple(TensorConst(row, "literals") for row in rows))
+
+
+def literals_to_read(func: PrimFunc) -> Literals:
+    """The literals of a kernel that may be read instead, in order of appearance."""
+    found: list[Const] = []
+
+    def note(literal: Const) -> Expr:
+        found.append(literal)
+        return literal
+
+    _visit_literals(func, note)
+    return tuple(found)
+
+
+def _read_instead(func: PrimFunc, places: Sequence[int | None], literals: Literals) -> PrimFunc:
+    """The kernel with literals read from the given places of additional inputs; None leaves one as it is."""
+    sizes = {dtype: 0 for dtype in READ_INSTEAD}
+    for place, literal in zip(places, literals, strict=True):
+        if place is not None:
+            sizes[literal.dtype] = max(sizes[literal.dtype], place + 1)
+    buffers = {dtype: Buffer("literals", (const(size),), dtype) for dtype, size in sizes.items() if size}
+    remaining = iter(places)
+
+    def read(literal: Const) -> Expr:
+        place = next(remaining)
+        return literal if place is None else Load(buffers[literal.dtype], (const(place),))
+
+    body = _visit_literals(func, read)
+    return replace(func, params=(*func.inputs, *buffers.values(), *func.outputs, *func.dims), body=body)
+
+
+def _visit_literals(func: PrimFunc, visit: Callable[[Const], Expr]) -> Stmt:
+    """The body with each literal that may be read instead replaced; in one order for functions that are alike."""
+    decisive = _decisive(func.body)
+
+    def within(node: Node, may_read: bool) -> Node:
+        if isinstance(node, (Load, Buffer)) or not _holds_literals(node):
+            return node
+        match node:
+            case Const():
+                return visit(node) if may_read else node
+            case Select(condition=condition):
+                return map_children(node, lambda child: within(child, child is not condition))
+            case Store(buffer=buffer):
+                may_read = buffer not in decisive
+            case Expr():
+                may_read = _only_passes_on(node, may_read)
+        return map_children(node, lambda child: within(child, may_read))
+
+    body = within(func.body, False)
+    assert isinstance(body, Stmt)
+    return body
+
+
+def _only_passes_on(node: Expr, may_read: bool) -> bool:
+    """Whether what an operand is does not decide how an expression is computed."""
+    return isinstance(node, _ARITHMETIC) or (may_read and isinstance(node, Cast))
+
+
+@cached_on_node
+def _holds_literals(node: Node) -> bool:
+    """Whether some literal of the types that may be read is at or below a node."""
+    return node.dtype in READ_INSTEAD if isinstance(node, Const) else any(map(_holds_literals, children(node)))
+
+
+def _decisive(body: Stmt) -> set[Buffer]:
+    """Buffers of literals that something else computes with than sums, products and choices: what they hold decides how."""
+    held = {node.buffer for node in walk_statements(body) if isinstance(node, Store) and _is_literal(node.value)}
+    found: set[Buffer] = set()
+
+    def note(node: Node, may_read: bool) -> None:
+        if held.isdisjoint(binders(node)):
+            return
+        match node:
+            case Load(buffer=buffer):
+                if not may_read and buffer in held:
+                    found.add(buffer)
+                may_read = False
+            case Select(condition=condition):
+                for child in children(node):
+                    note(child, child is not condition)
+                return
+            case Expr():
+                may_read = _only_passes_on(node, may_read)
+        for child in children(node):
+            note(child, may_read)
+
+    if held:
+        note(body, False)
+    return found
+
+
+def _is_literal(value: Expr) -> bool:
+    return isinstance(value, Const) or (isinstance(value, Cast) and _is_literal(value.operand))
