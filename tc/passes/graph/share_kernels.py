@@ -91,7 +91,7 @@ def literals_to_read(func: PrimFunc) -> Literals:
 
 def _read_instead(func: PrimFunc, places: Sequence[int | None], literals: Literals) -> PrimFunc:
     """The kernel with literals read from the given places of additional inputs; None leaves one as it is."""
-    sizes = {dtype: 0 for dtype in READ_INSTEAD}
+    sizes = dict.fromkeys(READ_INSTEAD, 0)
     for place, literal in zip(places, literals, strict=True):
         if place is not None:
             sizes[literal.dtype] = max(sizes[literal.dtype], place + 1)
