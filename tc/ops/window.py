@@ -270,6 +270,9 @@ CONV_DEFAULTS: dict[str, Any] = {"strides": None, "pads": None, "dilations": Non
 FEW_CHANNELS = 4
 """Up to so many input channels a convolution reads its input unblocked, or bytes in blocks of so many: a block would be mostly empty."""
 
+LEAST_OUTPUTS = 4
+"""So many channels of sums of bytes are worth a block of any width: the other way is a copy of all windows and a product of few columns."""
+
 
 def _blocked_conv(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
     is_float = all(type_ is None or (type_.dtype.bits in (16, 32) and type_.dtype.is_float) for type_ in types)
@@ -283,7 +286,7 @@ def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm
         return None
     channels, outputs, groups = int(x.shape[1]), int(w.shape[0]), attrs.groups  # type: ignore[call-overload]
     depthwise = groups == channels == outputs and groups > 1
-    if outputs < block // 4:
+    if outputs < min(block // 4, block if x.dtype.is_float else LEAST_OUTPUTS):
         return None
     merged = 1 if groups == 1 or depthwise else merged_groups(channels // groups, outputs // groups, groups, block)
     window = _conv_window(x, w, attrs, op)

@@ -27,8 +27,11 @@ CASES: list[tuple[tuple[int, ...], tuple[int, ...], Mapping[str, Any]]] = [
     ((1, 4, 4, 5), (4, 3, 3, 3), {"strides": [2, 3], "dilations": [2, 2], "output_padding": [1, 0], "group": 2}),
     ((1, 2, 4, 4), (2, 2, 3, 4), {"strides": [4, 2], "dilations": [1, 3], "pads": [0, 2, 5, 1]}),
     ((1, 2, 3, 5), (2, 1, 2, 1), {"strides": [1, 3], "pads": [2, 3, 0, 4]}),
+    ((1, 5, 3, 4), (5, 24, 2, 2), {"strides": [2, 2]}),
+    ((2, 3, 4, 3), (3, 9, 3, 3), {"strides": [2, 2], "pads": [1, 0, 1, 1]}),
 ]
-"""The shapes of the operands, and attributes. The last ones are cropped by more than a kernel."""
+"""The shapes of the operands, and attributes. The last two have channels that blocks are filled up with; those
+before them are cropped by more than a kernel."""
 
 
 def transposed(x: np.ndarray, w: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
@@ -98,6 +101,14 @@ def test_what_is_dequantized_twice_as_large_is_moved_in_bytes() -> None:
     module = integers_of(net.model(y))
 
     assert ops_of(module).index("quantize_linear") < ops_of(module).index("transpose")
+
+
+def test_channels_of_whole_blocks_keep_sums_of_integers_and_move_in_bytes() -> None:
+    net, y, _ = network(0, U8, S8, len(CASES) - 2, True)
+
+    ops = ops_of(integers_of(net.model(y)))
+
+    assert ops.index("add") < ops.index("cast") < ops.index("quantize_linear") < ops.index("transpose") < ops.index("slice")
 
 
 @pytest.mark.parametrize("case", [1, 9, 11])

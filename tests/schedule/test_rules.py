@@ -11,7 +11,7 @@ import pytest
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
-from tc.ir.expr import Const, Expr, Load, Var, call, maximum
+from tc.ir.expr import Const, Expr, Load, Var, call, const, maximum, select
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
 from tc.ir.types import DimFact, tensor_type
@@ -549,3 +549,49 @@ def test_blocks_of_channels_are_undone_with_and_without_squares(squares: bool) -
 
     assert scheduled.rule == "elementwise"
     np.testing.assert_array_equal(result, array.transpose(0, 3, 1, 2).reshape(32, 7, 7))
+
+
+@pytest.mark.parametrize(("parts", "channels"), [((24, 24), 32), ((24, 9, 7), 16), ((5, 3), 32), ((1, 1), 16), ((16, 32), 16)])
+def test_parts_that_are_joined_in_blocks_of_channels_are_not_joined_before(parts: tuple[int, ...], channels: int) -> None:
+    """Each part lies in blocks of its own; what fills up the last blocks of the result makes it larger than the parts."""
+    shapes = [(-(-part // channels), 5, channels) for part in parts]
+    operands = [placeholder(shape, f32, f"x{k}") for k, shape in enumerate(shapes)]
+    plain = [compute((n, 5), lambda c, i, x=x: x[c // channels, i, c % channels], "plain") for n, x in zip(parts, operands, strict=True)]
+    begins, total = [sum(parts[:k]) for k in range(len(parts))], sum(parts)
+
+    def joined(c: Expr, i: Expr) -> Expr:
+        value = plain[-1][c - begins[-1], i]
+        for part, begin, x in reversed(list(zip(parts, begins, plain, strict=True))[:-1]):
+            value = select(c < begin + part, x[c - begin, i], value)
+        return value
+
+    whole = compute((total, 5), joined, "joined")
+    count = -(-total // channels)
+    result = compute(
+        (count, 5, channels),
+        lambda j, i, m: select(j * channels + m < total, whole[j * channels + m, i], const(0.0, f32)),
+        "result",
+    )
+    arrays = [np.random.default_rng(k).standard_normal(shape).astype(np.float32) for k, shape in enumerate(shapes)]
+    channels_of = [array.transpose(0, 2, 1).reshape(-1, 5)[:part] for part, array in zip(parts, arrays, strict=True)]
+    expected = np.concatenate([*channels_of, np.zeros((count * channels - total, 5), np.float32)])
+
+    func = apply_rules(create_prim_func("f", operands, [result]), Target.parse("x86-64-v3")).func
+
+    assert block_names(func.body) == ("result",)
+    found, *_ = run(finish_loops(func), arrays, target=Target.parse("x86-64-v3"))
+    np.testing.assert_array_equal(found, expected.reshape(count, channels, 5).transpose(0, 2, 1))
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_what_is_made_larger_is_computed_before(factor: int) -> None:
+    x = placeholder((9, 8), f32, "x")
+    y = compute((9, 8), lambda i, j: call("exp", x[i, j]), "y")
+    result = compute((9 * factor, 8), lambda i, j: y[i // factor, j] * 2.0, "result")
+    array = np.random.default_rng(0).standard_normal((9, 8)).astype(np.float32)
+
+    func = apply_rules(create_prim_func("f", [x], [result]), Target.parse("x86-64-v3")).func
+
+    assert block_names(func.body) == ("y", "result")
+    found, *_ = run(finish_loops(func), [array], target=Target.parse("x86-64-v3"))
+    np.testing.assert_allclose(found, np.repeat(np.exp(array), factor, 0) * 2, rtol=1e-6)

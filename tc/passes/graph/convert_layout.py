@@ -142,6 +142,9 @@ LAUNCH_SECONDS = 3e-6
 PLAIN_BYTES = 0.2
 """What products of windows reach of the rate of dot products of bytes, these windows being copied."""
 
+WINDOWS = 8
+"""Times that copying a byte of a window of channels takes as long as moving one in a transposition: runs of few bytes are copied."""
+
 PAIR = 2
 """Products of bf16 that an instruction on vectors adds up at once."""
 
@@ -387,7 +390,7 @@ def _choose(
         on_blocks, as_it_is = (_seconds(binding, each, block, rates, facts) for each in (form, None))
         if binding in follows:
             edge(follows[binding], binding, as_it_is)  # in a kernel of its own
-            on_blocks, as_it_is = PADDED * max(on_blocks - as_it_is, 0.0), 0.0
+            on_blocks, as_it_is = PADDED * min(max(on_blocks - as_it_is, 0.0), as_it_is), 0.0
         edge(binding, _PLAIN, on_blocks + _packing_seconds(call, form, rates, facts))
         edge(_BLOCKED, binding, as_it_is)
         for operand, taken in zip(call.args, form.operands, strict=False):
@@ -399,7 +402,7 @@ def _choose(
         if isinstance(result, TensorVar):
             wants.setdefault(result, {}).setdefault("plain", [])
     for atom, users in wants.items():
-        _conversion_edges(atom, producer.get(atom), users, forms, edge, rates, facts)
+        _conversion_edges(atom, producer.get(atom), users, forms, edge, block, rates, facts)
     chosen = minimum_cut(capacities, _BLOCKED, _PLAIN)
     seconds = sum(each for (a, b), each in capacities.items() if a in chosen and b not in chosen)
     return {item for item in chosen if isinstance(item, Binding)}, seconds
@@ -435,12 +438,15 @@ def _conversion_edges(
     users: dict[str, list[Binding]],
     forms: dict[Binding, BlockedForm],
     edge: object,
+    block: int,
     rates: Rates,
     facts: Facts,
 ) -> None:
     """A copy is made once for all users that want the other form."""
     assert callable(edge) and isinstance(atom.type, TensorType)
-    seconds = 2 * _elements(atom.type, facts) * _bytes_of(atom.type) / rates.copies + rates.copy_seconds
+    channels = typical(atom.type.shape[1], facts)
+    moved = max(2.0, -(-channels // block) * block / max(channels, 1))  # of blocks that are mostly empty, what is read or written
+    seconds = moved * _elements(atom.type, facts) * _bytes_of(atom.type) / rates.copies + rates.copy_seconds
     made: object = source if source in forms else _PLAIN
     either = users.get("either", [])
     if either:
@@ -486,7 +492,8 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
     if is_depthwise:
         return flops / (rates.plain_depthwise * _depthwise_efficiency(call, result, block, is_static, facts))
     if call.op == "conv_integer":
-        return flops / rates.plain_bytes
+        windows = _elements(result, facts) / max(channels, 1) * _elements(weights.type, facts) / max(channels, 1)
+        return flops / rates.plain_bytes + WINDOWS * windows / rates.copies
     pixels, tile = math.prod(typical(dim, facts) for dim in result.shape[2:]), POINTWISE_TILE * block
     if multiplies_pixels(call, weights.type) and is_static and pixels >= tile and _has_wide_groups(call, weights.type, block, facts):
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise

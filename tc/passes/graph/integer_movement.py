@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tc.ir.dtype import f32, i8, int_range, u8
+from tc.ir.expr import Const
 from tc.ir.graph import Atom, Call, TensorConst
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
@@ -138,7 +139,7 @@ def _is_beyond(x: Quantized, number: Atom, end: int) -> bool:
 def _quantize_first(b: GraphBuilder, m: Match) -> Atom | None:
     """quantize(move(x)) as move(quantize(x))."""
     call, to = m.call("move"), quantized_to(m.call("quantize"), m.roots["quantize"])
-    if to is None or to.axis is not None or not _only_moves(call):
+    if to is None or to.axis is not None or not _only_moves(call) or (call.op == "slice" and not _keeps_half(m)):
         return None
     operands = list(call.args)
     if call.op == "pad" and full_attrs(call).mode == "constant":
@@ -147,6 +148,17 @@ def _quantize_first(b: GraphBuilder, m: Match) -> Atom | None:
             return None
         operands[1:] = [_again(b, m, b.const(np.float32(0)) if fill is None else fill)]
     return b.call_with(call.op, [_again(b, m, m.x), *operands[1:]], call.attrs, call.span)
+
+
+def _keeps_half(m: Match) -> bool:
+    """Whether at least half of what is moved is kept, as far as that is known: to quantize the rest for nobody costs less than a copy."""
+    share = 1.0
+    for kept, dim in zip(m.type_of("move").shape, m.type_of("x").shape, strict=True):
+        if kept is not dim:
+            if not isinstance(kept, Const) or not isinstance(dim, Const) or not dim.value:
+                return False
+            share *= int(kept.value) / int(dim.value)
+    return share >= 0.5
 
 
 def _quantize_parts(b: GraphBuilder, m: Match) -> Atom | None:
@@ -289,7 +301,7 @@ MOVEMENT_RULES = (
     ),
     GraphRule(
         "quantized before it is moved",
-        op("quantize_linear", op(REARRANGED, any_("x"), name="move", single_use=True, rest=True), **_QUANTIZED),  # type: ignore[arg-type]
+        op("quantize_linear", op(f"{REARRANGED}|slice", any_("x"), name="move", single_use=True, rest=True), **_QUANTIZED),  # type: ignore[arg-type]
         _quantize_first,
         example=lambda b: _narrow(b, b.call("pad", b.call("reshape", _x(b, 2, 3), shape=(3, 2)), _number(b, 1.0), pads=(1, 0, 0, 2))),
     ),

@@ -15,7 +15,17 @@ from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.graph.quantized import BYTES, Quantized, dequantized_from
 from tc.passes.graph.rewrite import GraphRule, Match, any_, op
-from tc.passes.graph.split_phases import for_all_phases, interleave, phase_attrs, phase_axes, phase_weights
+from tc.passes.graph.split_phases import (
+    for_all_phases,
+    interleave,
+    phase_attrs,
+    phase_axes,
+    phase_channels,
+    phase_weights,
+)
+
+BLOCK = 16
+"""Channels of the narrowest blocks that bytes lie in."""
 
 
 def _phases(b: GraphBuilder, m: Match) -> Atom | None:
@@ -28,22 +38,32 @@ def _phases(b: GraphBuilder, m: Match) -> Atom | None:
         return None
     result = m.type_of("conv")
     strides, axes = phase_axes(attrs, shape, x.type, result)
+    channels = phase_channels(shape[1], BLOCK, attrs.groups)
+    more = (0, channels - shape[1])
+
+    def repeat(values: np.ndarray, are_scales: bool) -> np.ndarray:
+        own = np.pad(values, more, "edge" if are_scales else "constant") if channels > shape[1] else values
+        return for_all_phases(own, strides, attrs.groups)
+
     bias = call.args[2] if len(call.args) > 2 else None
-    term = None if bias is None else _repeated(b, m, bias, lambda values: for_all_phases(values, strides, attrs.groups))
+    term = None if bias is None else _repeated(b, m, bias, repeat)
     if axes is None or (bias is not None and term is None):
         return None
-    numbers = phase_weights(w.value.value, axes, strides, shape[1], w.zero.reshape(-1), attrs.groups)
-    count = attrs.groups * int(np.prod(strides))  # channels of all groups have the parameters of the first
-    own = w if w.axis is None else Quantized(w.value, np.tile(w.scale, count), np.tile(w.zero, count), 0)
+    zeros = w.zero.reshape(-1) if w.axis is None else np.pad(w.zero, more)
+    numbers = phase_weights(w.value.value, axes, strides, channels, zeros, attrs.groups)
+    own = w
+    if w.axis is not None:  # channels of all groups have the parameters of the first
+        count = attrs.groups * int(np.prod(strides))
+        own = Quantized(w.value, np.tile(np.pad(w.scale, more, "edge"), count), np.tile(zeros, count), 0)
     kernels = own.dequantized(b, b.const(numbers), own.axis)
     phases = b.call("conv", m.x, kernels, term, **phase_attrs(axes, attrs.groups), span=call.span)
-    return interleave(b, phases, strides, shape[1], result, call.span, attrs.groups)
+    return interleave(b, phases, strides, channels, result, call.span, attrs.groups)
 
 
-def _repeated(b: GraphBuilder, m: Match, bias: Atom, repeat: Callable[[np.ndarray], np.ndarray]) -> Atom | None:
+def _repeated(b: GraphBuilder, m: Match, bias: Atom, repeat: Callable[[np.ndarray, bool], np.ndarray]) -> Atom | None:
     """A literal term of each channel, dequantized or not, for the channels of each phase."""
     if isinstance(bias, TensorConst):
-        return b.const(repeat(bias.value))
+        return b.const(repeat(bias.value, False))
     call = m.call_of(bias)
     if call is None or call.op != "dequantize_linear" or full_attrs(call).block_size:
         return None
@@ -52,7 +72,7 @@ def _repeated(b: GraphBuilder, m: Match, bias: Atom, repeat: Callable[[np.ndarra
         if each is None or (place and isinstance(each, TensorConst) and each.value.size == 1):
             repeated.append(each)
         elif isinstance(each, TensorConst):
-            repeated.append(b.const(repeat(each.value)))
+            repeated.append(b.const(repeat(each.value, place == 1)))
         else:
             return None
     return b.call_with("dequantize_linear", tuple(repeated), call.attrs, call.span)

@@ -104,7 +104,7 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
     if found is None or (strict and any(tap < 0 for axis in found for taps in axis.taps for tap in taps)):
         return None
     channels = w.shape[1]
-    padded = -(-channels // block) * block if channels >= block // 2 and groups == 1 else channels
+    padded = phase_channels(channels, block, groups)
     weights = phase_weights(w, found, strides, padded, groups=groups)
     bias = m.atoms.get("bias")
     shift = None
@@ -124,6 +124,11 @@ def phase_axes(
     axes = [_axis(window, d, x.shape[2 + d], result.shape[2 + d]) for d in range(x.rank - 2)]
     found = [axis for axis in axes if axis is not None]
     return window.strides, found if len(found) == len(axes) else None
+
+
+def phase_channels(channels: int, block: int, groups: int) -> int:
+    """How many channels each phase has: whole blocks, from half a block on, as those of one phase are then side by side in memory."""
+    return -(-channels // block) * block if channels >= block // 2 and groups == 1 else channels
 
 
 def phase_attrs(axes: Sequence[PhaseAxis], groups: int) -> dict[str, Any]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tc.cost.typical import USUAL_PRODUCT
+from tc.cost.typical import USUAL_DIM, USUAL_PRODUCT
 from tc.errors import ScheduleError
 from tc.ir.byte_table import PERMUTES_BYTES, place_in_table
-from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, Load, MathCall, Select, Var, const, is_const
+from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, FloorMod, Load, Lt, MathCall, Select, Var, const, is_const
 from tc.ir.loop import Store
 from tc.ir.node import children, walk
 from tc.ir.polynomial import linear_coefficients
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
+from tc.schedule.parts import choice_ends
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -71,9 +72,11 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
         r.reduction_axes and _is_rescanned(r, info) for r in readers
     ):
         return False
-    if _is_padding(info.writes[0].value) and any(_num_points(reader) > _num_points(info) for reader in readers):
+    if _is_padding(info.writes[0].value) and not all(
+        _num_points(reader) <= _num_points(info) or (_is_joined(info) and _reads_once(reader, buffer)) for reader in readers
+    ):
         return False
-    if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 for reader in readers):
+    if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 or _repeats(reader, buffer) for reader in readers):
         return not heavy
     return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))
 
@@ -98,6 +101,46 @@ def _is_table(info: BlockInfo, infos: list[BlockInfo]) -> bool:
 def _is_padding(value: Expr) -> bool:
     """Whether the place of an element decides what it is."""
     return any(isinstance(node, Select) and not reads_memory(node.condition) for node in walk(value))
+
+
+def _repeats(reader: BlockInfo, buffer: Buffer) -> bool:
+    """Whether a block reads each element of a buffer at several places side by side, as what makes an image larger does."""
+    for load in reader.reads_of(buffer):
+        nodes = [node for index in load.indices for node in walk(index)]
+        digits = {node.lhs for node in nodes if isinstance(node, FloorMod)}  # of which no two places have the same
+        if any(isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and node.lhs not in digits for node in nodes):
+            return True
+    return False
+
+
+def _is_joined(info: BlockInfo) -> bool:
+    """Whether each choice by the place alone is one between parts along an axis, as in a concatenation."""
+    ends = {end for axis in range(len(info.block.axes)) for end in choice_ends(info.block, axis)}
+    choices = [node.condition for node in walk(info.writes[0].value) if isinstance(node, Select) and not reads_memory(node.condition)]
+    return all(isinstance(choice, Lt) and isinstance(choice.lhs, Var) and choice.rhs in ends for choice in choices)
+
+
+def _reads_once(reader: BlockInfo, buffer: Buffer) -> bool:
+    """Whether no two points of a block read the same element of a buffer, as its indices show: blocks of channels that fill others up."""
+    extents = {axis.var: axis.extent.value for axis in reader.block.axes if isinstance(axis.extent, Const) and axis.extent.value != 1}
+    loads = reader.reads_of(buffer)
+    if len(loads) != 1 or len(extents) < sum(not is_const(axis.extent, 1) for axis in reader.block.axes):
+        return False
+    seen: set[Var] = set()
+    for index in loads[0].indices:
+        form = linear_coefficients(index, list(extents))
+        if form is None or not seen.isdisjoint(form[0]):
+            return False
+        steps = [(int(step.value), extents[axis]) for axis, step in form[0].items() if isinstance(step, Const)]
+        reach = 0
+        for step, extent in sorted(steps):
+            if step <= reach:
+                return False
+            reach += step * (int(extent) - 1)
+        if len(steps) < len(form[0]):
+            return False
+        seen |= set(form[0])
+    return len(seen) == len(extents)
 
 
 def _num_points(info: BlockInfo) -> int:
@@ -249,13 +292,14 @@ def divisors(number: int) -> list[int]:
 def set_parallel(schedule: Schedule, block: str, loops: list[str], work: int) -> str | None:
     """Run the nest of `loops` around `block` in parallel; returns the name of the innermost.
 
-    `work`: what one iteration of that one does, in elements. Symbolic extents together are taken to be USUAL_PRODUCT: where they are less
-    the grain leaves one task.
+    `work`: what one iteration of that one does, in elements. Two symbolic extents together are taken to be USUAL_PRODUCT, more of them to
+    be an image: where they are less the grain leaves one task.
     """
     if not loops:
         return None
-    is_known = all(extent_value(schedule, loop) is not None for loop in loops)
-    pays = known_product(schedule, loops, 1) * (1 if is_known else USUAL_PRODUCT) * work >= 2 * TASK_ELEMENTS
+    unknown = sum(extent_value(schedule, loop) is None for loop in loops)
+    usual = USUAL_PRODUCT * USUAL_DIM ** max(unknown - 2, 0) if unknown else 1
+    pays = known_product(schedule, loops, 1) * usual * work >= 2 * TASK_ELEMENTS
     if schedule.cores > 1:
         pays = schedule.choose(block, "parallel", (False, True), pays, ordered=False)
     if not pays:
