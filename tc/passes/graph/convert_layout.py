@@ -444,7 +444,7 @@ def _conversion_edges(
 ) -> None:
     """A copy is made once for all users that want the other form."""
     assert callable(edge) and isinstance(atom.type, TensorType)
-    channels = typical(atom.type.shape[1], facts)
+    channels = typical(atom.type.shape[1], facts) if atom.type.rank > 1 else block
     moved = max(2.0, -(-channels // block) * block / max(channels, 1))  # of blocks that are mostly empty, what is read or written
     seconds = moved * _elements(atom.type, facts) * _bytes_of(atom.type) / rates.copies + rates.copy_seconds
     made: object = source if source in forms else _PLAIN
