@@ -255,9 +255,11 @@ class _Rows:
 
     def some(self, first: Expr, count: int) -> list[Stmt]:
         """`count` of them from one on, one after the other."""
+        if count == 0:
+            return []
         place = Var("row", i64)
-        row = substitute(self.body, digits(self.loops, first + place))
-        return [fresh_binders(For(place, const(count), row, LoopKind.UNROLLED))] if count else []
+        row = substitute(self.body, digits(self.loops, first + place if count > 1 else first))
+        return [fresh_binders(For(place, const(count), row, LoopKind.UNROLLED) if count > 1 else row)]
 
 
 def _rows_of(stmt: Stmt, sums: frozenset[Buffer]) -> _Rows:
