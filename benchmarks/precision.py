@@ -182,7 +182,7 @@ def _run_once(peer: str, job: Job, arrays: Arrays) -> None:
 def exact_outputs(name: str, arrays: Arrays) -> list[np.ndarray]:
     """What the network `name` of the zoo gives in double precision."""
     model = onnx.load(zoo.path(name))
-    return run_in_double(model if zoo.ENTRIES[name].twin else modern(model), arrays)
+    return run_in_double(model if zoo.entry_of(name).twin else modern(model), arrays)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

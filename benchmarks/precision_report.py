@@ -98,12 +98,11 @@ has up to two thirds."""
 
 def as_markdown(rows: Sequence[PrecisionRow]) -> str:
     parts = ["# Precision", "", LEGEND.format(most=MOST_ERROR)]
-    for cpu, isa, kind, threads in sorted({(row.cpu, row.isa, row.kind, row.threads) for row in rows}):
-        chosen = [row for row in rows if (row.cpu, row.isa, row.kind, row.threads) == (cpu, isa, kind, threads)]
+    for (drawn, cpu, isa, kind, threads), chosen in _sections(rows).items():
         held = f", held to {isa}" if isa else ""
         parts += [
             "",
-            f"## {kind}, {threads} thread{'s' if threads > 1 else ''}{held}",
+            f"## {kind}, {threads} thread{'s' if threads > 1 else ''}{held}{', networks that seeds draw' if drawn else ''}",
             "",
             f"{cpu}.",
             "",
@@ -114,6 +113,14 @@ def as_markdown(rows: Sequence[PrecisionRow]) -> str:
     parts += ["", "## Where and with what", ""]
     parts += sorted({f"- {row.date}, commit {row.commit}, {row.cpu}: {_versions(row)}" for row in rows})
     return "\n".join(parts) + "\n"
+
+
+def _sections(rows: Sequence[PrecisionRow]) -> dict[tuple[bool, str, str, str, int], list[PrecisionRow]]:
+    """The rows of each table, in order: those of the zoo, then those of drawn networks."""
+    found: dict[tuple[bool, str, str, str, int], list[PrecisionRow]] = {}
+    for row in rows:
+        found.setdefault((row.model.startswith("drawn_"), row.cpu, row.isa, row.kind, row.threads), []).append(row)
+    return dict(sorted(found.items()))
 
 
 def summary(rows: Sequence[PrecisionRow]) -> list[str]:

@@ -15,6 +15,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from onnx import helper
 
 from benchmarks import inputs, kernels
 from benchmarks.blocks import make_blocks
+from benchmarks.drawn_networks import make_drawn
 from benchmarks.inputs import InputSpec
 from benchmarks.light import FILES, make_batch_symbolic, make_light
 from benchmarks.llama import make_llama
@@ -76,7 +78,7 @@ class Entry:
 
 def path(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
     """The file of the model `name`, prepared if it is not there yet. Raises ZooError."""
-    entry = _entry(name)
+    entry = entry_of(name)
     target = zoo_folder(folder) / f"{name}.onnx"
     if target.exists():
         return target
@@ -97,12 +99,12 @@ def names() -> tuple[str, ...]:
 
 def default_dims(name: str) -> dict[str, int]:
     """Usual values of the symbolic dims of the inputs of `name`; empty for a model whose shapes are fixed."""
-    return dict(_entry(name).dims)
+    return dict(entry_of(name).dims)
 
 
 def signature(name_or_path: str | os.PathLike[str]) -> tuple[InputSpec, ...]:
     """The inputs that a caller must give."""
-    if isinstance(name_or_path, str) and name_or_path in ENTRIES:
+    if isinstance(name_or_path, str) and (name_or_path in ENTRIES or DRAWN.fullmatch(name_or_path)):
         return _load_signature(path(name_or_path))
     return _read_signature(onnx.load(name_or_path, load_external_data=False))
 
@@ -116,7 +118,8 @@ def random_inputs(
     Raises ZooError for a dim that the model does not have.
     """
     specs = signature(name_or_path)
-    entry = ENTRIES.get(str(name_or_path), Entry("a file"))
+    name = str(name_or_path)
+    entry = entry_of(name) if name in ENTRIES or DRAWN.fullmatch(name) else Entry("a file")
     symbolic = {dim: 1 for spec in specs for dim in spec.shape if isinstance(dim, str)}
     unknown = set(dims or {}) - set(symbolic)
     if unknown:
@@ -132,7 +135,16 @@ def zoo_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     return Path(base) / EDITION
 
 
-def _entry(name: str) -> Entry:
+DRAWN = re.compile(r"(drawn_[0-9]{1,9})(_qdq)?")
+"""Networks that a seed draws, and their quantized twins: as many as there are seeds."""
+
+
+def entry_of(name: str) -> Entry:
+    """What is known of a model. Raises ZooError."""
+    drawn = DRAWN.fullmatch(name)
+    if drawn:
+        made = Entry("drawn by a seed", make=lambda: make_drawn(_seeded(drawn[1])), fill=inputs.make_images)
+        return _quantized(drawn[1], made)[name] if drawn[2] else made
     if name not in ENTRIES:
         raise ZooError(f"no model {name!r} in the zoo; there are {', '.join(ENTRIES)}")
     return ENTRIES[name]
