@@ -87,7 +87,7 @@ class _Network:
 
     def joined(self, x: str, into: int, out: int, stride: int) -> str:
         """Kernels of several sizes and a pool side by side."""
-        part = max(8, out // 4 // 8 * 8)
+        part = out // 4 // 4 * 4  # out is at least 16
         pool = self.b.op("MaxPool", x, kernel_shape=[3, 3], strides=[stride] * 2, pads=[1] * 4)
         parts = [self.conv(x, into, part, stride=stride), self.conv(pool, into, part)]
         parts.append(self.conv(self.conv(x, into, part), part, part, 3, stride))
