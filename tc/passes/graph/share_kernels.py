@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -36,10 +37,14 @@ def share_kernels(module: IRModule) -> IRModule:
     Every operation is the same as before, so every bit of a result is. A literal that is divided by, or compared with, stays: what it is
     decides how that is computed. For modules of PrimFuncs.
     """
-    groups: dict[str, list[tuple[PrimFunc, Literals]]] = defaultdict(list)
     called = {call.callee for func in module.graph_functions for _, call in tir_calls(func)}
+    alike: dict[object, list[PrimFunc]] = defaultdict(list)
     for func in module.prim_funcs:
-        if func.name in called and (literals := literals_to_read(func)):
+        if func.name in called:
+            alike[_outline(func)].append(func)
+    groups: dict[str, list[tuple[PrimFunc, Literals]]] = defaultdict(list)
+    for func in chain(*(funcs for funcs in alike.values() if len(funcs) > 1)):
+        if literals := literals_to_read(func):
             groups[structural_hash(_read_instead(func, range(len(literals)), literals))].append((func, literals))
     shared: dict[str, tuple[PrimFunc, tuple[TensorConst, ...]]] = {}
     for group in groups.values():
@@ -60,6 +65,11 @@ def share_kernels(module: IRModule) -> IRModule:
         kept[found.name] = found
     functions = (transform(func, call_shared) for func in module.functions if isinstance(func, Function))
     return IRModule((*functions, *kept.values()), module.entry)
+
+
+def _outline(func: PrimFunc) -> object:
+    """What kernels have in common that differ in literals alone, as far as that is seen at once."""
+    return tuple((buffer.dtype, tuple(dim if isinstance(dim, Const) else None for dim in buffer.shape)) for buffer in func.buffers)
 
 
 def _shared(group: Sequence[tuple[PrimFunc, Literals]]) -> Iterator[tuple[str, tuple[PrimFunc, tuple[TensorConst, ...]]]]:
