@@ -141,3 +141,24 @@ def test_bindings_without_results_are_no_literals_to_keep() -> None:
     }""")
 
     np.testing.assert_array_equal(tc.compile(model)(np.zeros(2, np.float32)), [True, False])
+
+
+@pytest.mark.parametrize(("op", "attrs", "names"), [
+    ("max_pool", {"kernel": (3, 3), "strides": (2, 1)}, ["unblock", "max_pool"]),
+    ("mean", {"axes": (2, 3)}, ["unblock_mean"]),
+])  # fmt: skip
+def test_blocks_of_channels_are_put_in_order_before_windows_read_them(
+    op: str, attrs: dict[str, object], names: list[str], rng: np.random.Generator
+) -> None:
+    b = GraphBuilder()
+    plain = b.call("unblock", b.param("x", tensor_type((1, 2, 9, 8, 16), f32)), axis=1, size=24)
+    module = IRModule((b.function("main", (b.call(op, plain, **attrs),)),))
+    x = rng.standard_normal((1, 2, 9, 8, 16), np.float32)
+    image = x.transpose(0, 1, 4, 2, 3).reshape(1, 32, 9, 8)[:, :24]
+    windows = np.lib.stride_tricks.sliding_window_view(image, (3, 3), (2, 3))[:, :, ::2]
+    expected = windows.max((-2, -1)) if op == "max_pool" else image.mean((2, 3))
+
+    compiled = tc.compile(module, threads=1)
+
+    assert [kernel.name for kernel in compiled.report().kernels] == names
+    np.testing.assert_allclose(np.asarray(compiled(x)).reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)

@@ -358,7 +358,7 @@ class _Grouping:
             return member.shape.kind is FusionKind.ELEMENTWISE and not self._anchors(member)
         anchors = self._anchors(sink)
         if sink.shape.kind is FusionKind.REDUCTION:
-            return anchors == [sink]
+            return anchors == [sink] and not (_is_window(sink) and any(map(_leaves_blocks, (*self.members[node.group], *path[:-1]))))
         if sink.shape.kind is FusionKind.CONTRACTION:
             return anchors == [sink] and self._is_prologue(node, path)
         if sink.shape.kind is not FusionKind.ELEMENTWISE:
@@ -439,6 +439,17 @@ def _widens(node: _Node) -> bool:
     source, target = read[0].type, node.binding.targets[0].type
     assert isinstance(source, TensorType) and isinstance(target, TensorType)
     return source.dtype.is_int and source.dtype.bits <= 16 and target.dtype.bits > source.dtype.bits
+
+
+def _is_window(node: _Node) -> bool:
+    """Whether an operation reads windows of an image, which overlap."""
+    call = node.binding.value
+    return isinstance(call, Call) and call.op in ("conv", "conv_integer", "max_pool", "avg_pool")
+
+
+def _leaves_blocks(node: _Node) -> bool:
+    """Whether an operation puts blocks of channels in order: a row of the image is then read across them, once rather than for each tap."""
+    return isinstance(node.binding.value, Call) and node.binding.value.op == "unblock"
 
 
 def _is_split(node: _Node) -> bool:
