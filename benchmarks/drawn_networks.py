@@ -133,9 +133,7 @@ def make_drawn(rng: np.random.Generator) -> onnx.ModelProto:
         n.b.output(n.b.op("Gemm", pooled, n.weights(classes, channels), bias, transB=1), "classes", F32, [1, classes])
         return n.b.model()
     learned = bool(rng.integers(0, 2))
-    for before, own in kept[-2:0:-1]:
-        if before == kept[1][0]:
-            break
+    for before, own in kept[-2:1:-1]:  # up to where the second stage halved the image
         if learned:
             up = n.b.op("ConvTranspose", x, n.b.weight(f"up_{own}_{before}", _upwards(rng, channels, own)), strides=[2, 2])
             channels = own

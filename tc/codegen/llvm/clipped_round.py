@@ -75,7 +75,7 @@ def _divided(value: Expr) -> tuple[Expr, float | None]:
 
 
 def _is_number_of(dtype: DType, shift: Expr) -> bool:
-    """Whether it is a number of an integer type, or of another within that one, as f32."""
+    """Whether it is a number of an integer type, as f32."""
     return isinstance(shift, Cast) and shift.operand.dtype is dtype
 
 
@@ -120,7 +120,7 @@ def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: 
         return _shifted(b, found, value_of)
     value = value_of(found.value)
     shift = value_of(found.shift) if isinstance(found.shift, Expr) else None
-    whole_shift = int_value(found.shift, "i32") if isinstance(found.shift, int) else b.convert("fptosi", value_of(found.shift), "i32")
+    whole_shift = int_value(found.shift, "i32") if isinstance(found.shift, int) else b.convert("fptosi", shift, "i32")  # type: ignore[arg-type]
     packs = packs_for(b, value) if found.dtype.bits == 8 and not whole_shift.lanes else None
     if packs is not None:
         return _within(b, packs.to_bytes(b, _steps(b, found, value, shift, saturates=True), whole_shift, found.dtype), found)

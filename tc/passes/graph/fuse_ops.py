@@ -444,7 +444,7 @@ def _widens(node: _Node) -> bool:
 def _is_window(node: _Node) -> bool:
     """Whether an operation reads windows of an image, which overlap."""
     call = node.binding.value
-    return isinstance(call, Call) and call.op in ("conv", "conv_integer", "max_pool", "avg_pool")
+    return isinstance(call, Call) and call.op in ("conv", "conv_integer", "max_pool", "max_pool_with_indices", "avg_pool", "lp_pool")
 
 
 def _leaves_blocks(node: _Node) -> bool:
