@@ -18,7 +18,7 @@ from tc.compiler import compile_model
 from tc.errors import InputError, InternalError, TcError
 from tc.fuzz.builder import Input
 from tc.fuzz.evaluate import Failed, Feeds, ValueTrace, disagreement, run_onnxruntime, spread, trace
-from tc.fuzz.generate import Case, live_names, without_dead_nodes
+from tc.fuzz.generate import Case, live_names, operators, without_dead_nodes
 from tc.precision.request import checked_precision
 
 Tell = Callable[[str, int, int], None]
@@ -194,16 +194,22 @@ def _judge_run(model: onnx.ModelProto, module: Any, run: Run, wanted: Expected, 
             return Verdict("wrong", "an input was written to", index)
     if index and wanted.oracles < 2:
         return None
-    again = module.run(feeds)
+    again, has_loop = module.run(feeds), bool(operators(model.graph)["Loop"])
     for name, values, bound in zip(wanted.names, wanted.values, wanted.bounds):
         if isinstance(found[name], np.ndarray) and found[name].tobytes() != again[name].tobytes():
             return Verdict("wrong", "another result when called again", index, wanted.oracles)
         if bound == float("inf"):
             continue
+        if wanted.oracles < 2 and has_loop and all(_are_empty(found[name], value) for value in values):
+            continue  # what no iteration made has no sizes: onnxruntime makes all of them 0
         texts = [disagreement(found[name], value, bound) for value in values]
         if all(texts):
             return Verdict("wrong", f"{name}: {texts[0]}", index, wanted.oracles)
     return None
+
+
+def _are_empty(found: Any, expected: Any) -> bool:
+    return all(isinstance(v, np.ndarray) and not v.size for v in (found, expected)) and found.ndim == expected.ndim
 
 
 def _refusal(model: onnx.ModelProto, error: Exception, wanted: Expected, index: int) -> Verdict:
@@ -226,7 +232,8 @@ def runs_of(case: Case) -> list[Run]:
         sizes = {name: int(rng.choice([0, 1, 1, 2, 3, 4, 7, 16])) for name in sorted(symbols)}
         runs.append(Run({i.name: _other_shape(i, sizes, rng) for i in case.inputs}))
     live = live_names(case.model.graph)
-    for spoilt in [i for i in case.inputs if i.kind == "index" and i.array.size and i.name in live]:
+    dead = {name for node in case.model.graph.node if not live & set(node.output) for name in node.input}
+    for spoilt in [i for i in case.inputs if i.kind == "index" and i.array.size and i.name in live - dead]:
         for far in (False, True):
             runs.append(Run({**case.feeds, spoilt.name: _spoil(spoilt.array, far, rng)}, spoilt=True))
     return runs

@@ -113,15 +113,17 @@ def test_a_model_that_random_search_found_agrees_with_onnxruntime(name: str) -> 
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("op", ["InstanceNormalization", "GroupNormalization <num_groups=2>"])
-def test_a_scale_that_is_not_one_number_a_channel_is_refused(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "size", "said"), [("InstanceNormalization", 1, "4 channels"), ("GroupNormalization <num_groups=2>", 2, "4")]
+)
+def test_a_scale_that_is_not_one_number_a_channel_is_refused(op: str, size: int, said: str) -> None:
     """Memory behind a scale of one element was read for every channel but the first."""
     text = f"g (float[2,4,3] x, float[n] scale, float[n] bias) => (float[2,4,3] y) {{ y = {op} (x, scale, bias) }}"
     module = tc.compile(from_text(text, 21), threads=1)
     x = np.ones((2, 4, 3), np.float32)
 
-    with pytest.raises(tc.TcError, match="4 channels"):
-        module.run({"x": x, "scale": np.ones(1, np.float32), "bias": np.ones(1, np.float32)})
+    with pytest.raises(tc.TcError, match=said):
+        module.run({"x": x, "scale": np.ones(size, np.float32), "bias": np.ones(size, np.float32)})
     assert module.run({"x": x, "scale": np.ones(4, np.float32), "bias": np.ones(4, np.float32)})["y"].max() == 1.0
 
 
@@ -132,6 +134,19 @@ def test_one_factor_of_groups_is_that_of_all_channels(channels: str) -> None:
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 6, 3)).astype(np.float32)}
 
     np.testing.assert_allclose(tc.compile(model, threads=1).run(feeds)["y"], run_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", ["6", "m"])
+def test_how_many_factors_a_group_normalization_has_may_be_known_late(channels: str) -> None:
+    """One factor or summand for all channels was refused where its size is symbolic."""
+    text = f"g (float[2,{channels},3] x, float[n] s, float[k] b) => (float[2,{channels},3] y)"
+    model = from_text(text + " { y = GroupNormalization <num_groups=3> (x, s, b) }", 21)
+    module, rng = tc.compile(model, threads=1), np.random.default_rng(0)
+
+    for sizes in [(1, 6), (6, 1), (1, 1), (6, 6)]:
+        feeds = {"x": rng.standard_normal((2, 6, 3)), "s": rng.random(sizes[0]), "b": rng.random(sizes[1])}
+        feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+        np.testing.assert_allclose(module.run(feeds)["y"], run_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_recurrent_net_of_symbolic_weights_ends_where_its_sequences_do() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tc.compiler import compile_model
 from tc.errors import UnsupportedError
 from tc.fuzz import campaign, differential
+from tc.fuzz.builder import Input
 from tc.fuzz.campaign import Settings, run_campaign
 from tc.fuzz.differential import How, Run, Verdict, judge
 from tc.fuzz.generate import generate, live_names
@@ -93,6 +95,31 @@ def test_bad_indices_of_dead_nodes_need_not_be_noticed(monkeypatch: pytest.Monke
     feeds = {"x": np.ones(2, np.float32), "i": np.array([1]), "b": np.array(True)}
 
     assert judge(model, [Run(feeds), Run({**feeds, "i": np.array([9])}, spoilt=True)]).kind == "ok"
+
+
+def test_an_index_whose_result_only_gives_its_size_is_not_spoilt() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, int64[1] j) => (int64[1] y, int64 n, float[1] z) '
+        "{ p = Gather(x, i) n = Size(p) y = Neg(i) z = Gather(x, j) }"
+    )
+    inputs = (Input("x", np.ones(2, np.float32), (2,), "data"), *(Input(i, np.array([1]), (1,), "index") for i in "ij"))
+
+    spoilt = [run.feeds for run in differential.runs_of(replace(generate(0), model=model, inputs=inputs)) if run.spoilt]
+
+    assert spoilt and all(feeds["i"] == 1 and not 0 <= feeds["j"] < 2 for feeds in spoilt)
+
+
+def test_what_no_iteration_made_has_no_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime makes sizes that are not declared 0."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]> g (float[2] x) => (float[a,b] y) '
+        "<int64 trips = {0}, bool go = {1}> { g = com.microsoft.FastGelu(x) "
+        "y = Loop(trips, go) <body = b (int64 i, bool c) => (bool d, float[k] s) { d = Identity(c) s = Neg(g) }> }"
+    )
+    for shape, kind in [((0, 2), "ok"), ((0, 0), "ok"), ((0, 2, 1), "wrong"), ((1, 0), "ok"), ((1, 2), "wrong")]:
+        found = np.zeros(shape, np.float32)
+        monkeypatch.setattr(differential, "compile_model", lambda *args, found=found, **options: Module(lambda feeds: found))
+        assert judge(model, [Run({"x": np.ones(2, np.float32)})]).kind == kind, shape
 
 
 def test_bad_indices_of_empty_results_need_not_be_noticed() -> None:

@@ -383,9 +383,13 @@ def import_group_norm(n: NodeContext) -> NodeResult:
     x = n.value(0)
     if x.rank < 2:
         raise ShapeError(f"GroupNormalization: the input must be [n, c, *space], found {x.type}")
-    parameters = [n.value(k) for k in (1, 2)]
-    if not is_const(x.shape[1], 1):
-        parameters = [n.call("expand", p, shape=(x.shape[1],)) if p.rank == 1 and is_const(p.shape[0], 1) else p for p in parameters]
+    channels = x.shape[1]
+
+    def is_one(p: ModelValue) -> bool:
+        known = is_const(p.shape[0]) and not is_const(p.shape[0], 1)
+        return p.rank == 1 and not known and prove(equal(p.shape[0], channels), n.facts) is not True
+
+    parameters = [n.call("expand", p, shape=(channels,)) if is_one(p) else p for p in (n.value(1), n.value(2))]
     return n.call("group_norm", x, *parameters, groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
 
 
