@@ -81,9 +81,7 @@ def _points(extents: dict[Var, int], rests: list[Polynomial], var: Var) -> tuple
 
 def _meet(first: np.ndarray, owners: np.ndarray, second: np.ndarray, others: np.ndarray) -> bool:
     """Whether a point of one and a point of the other are one element of two owners."""
-    both = np.concatenate((first, second), axis=1)
-    _, number = np.unique(both, axis=1, return_inverse=True)
-    number = number.reshape(-1)
+    number = _numbered(np.concatenate((first, second), axis=1))
     mine, theirs = number[: first.shape[1]], number[first.shape[1] :]
     size = int(number.max(initial=-1)) + 1
     low, high = np.full(size, np.iinfo(np.int64).max), np.full(size, -1, np.int64)
@@ -91,3 +89,17 @@ def _meet(first: np.ndarray, owners: np.ndarray, second: np.ndarray, others: np.
     np.maximum.at(high, mine, owners)
     touched = high[theirs] >= 0
     return bool(np.any(touched & ((low[theirs] != others) | (high[theirs] != others))))
+
+
+def _numbered(points: np.ndarray) -> np.ndarray:
+    """A number of each column, the same for equal ones: their place in the box that holds all, where that is no large one."""
+    if not points.size:
+        return np.zeros(points.shape[1], np.int64)
+    low = points.min(axis=1, keepdims=True)
+    sizes = [int(size) for size in points.max(axis=1) - low[:, 0] + 1]
+    if prod(sizes) < 1 << 62:
+        points = np.ravel_multi_index(tuple(points - low), sizes)[None]
+        if prod(sizes) <= 8 * MOST_POINTS:
+            found: np.ndarray = points[0]
+            return found
+    return np.unique(points, axis=1, return_inverse=True)[1].reshape(-1)
