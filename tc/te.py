@@ -11,10 +11,11 @@ A `Stage` computes one or more buffers over one space of axes. Expressions read 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from tc.ir.arith import bounds
 from tc.ir.dtype import DType, i64, int_range
@@ -33,6 +34,7 @@ from tc.ir.expr import (
     call,
     const,
     equal,
+    is_const,
     logical_and,
     logical_or,
     maximum,
@@ -364,17 +366,22 @@ def create_prim_func(
     dims: Sequence[Var] = (),
     facts: tuple[DimFact, ...] = (),
     attrs: tuple[tuple[str, int | float | str | bool], ...] = (),
+    *,
+    compose: bool = False,
 ) -> PrimFunc:
     """The unscheduled PrimFunc: one loop nest around one block per stage, producers first, intermediates allocated.
 
-    Block names are made unique by a suffix. An output that is an input, or is listed twice, gets a copying stage.
+    Block names are made unique by a suffix. An output that is an input, or is listed twice, gets a copying stage. `compose`: stages that
+    every schedule would inline by a step stand where they are read (`_Loads`).
     """
     finals = _distinct_outputs(inputs, outputs)
     stages = stages_of(finals)
+    loads = _Loads(stages, {tensor.buffer for tensor in finals} if compose else None)
+    stages = [stage for stage in stages if stage not in loads.inlined]
     produced = {buffer for stage in stages for buffer in stage.buffers}
     results = [tensor.buffer for tensor in finals]
     names = _unique_names([stage.name for stage in stages])
-    body: Stmt = seq(*(_stage_nest(stage, label) for stage, label in zip(stages, names, strict=True)))
+    body: Stmt = seq(*(_stage_nest(stage, label, loads) for stage, label in zip(stages, names, strict=True)))
     for buffer in reversed([b for stage in stages for b in stage.buffers]):
         if buffer in produced and buffer not in results:
             body = Alloc(buffer, body)
@@ -405,14 +412,54 @@ def _unique_names(names: Iterable[str]) -> list[str]:
     return result
 
 
-def _to_load(expr: Node) -> Node:
-    """Replace every `Read` below by a `Load`."""
-    return substitute(expr, {read: Load(read.tensor.buffer, tuple(map(_to_load, read.indices))) for read in reads(expr)})  # type: ignore[arg-type]
+class _Loads:
+    """Makes the reads of stages loads of memory.
+
+    inlined: stages that are computed where they are read instead, unless nothing is `kept`. Literals, and what one elementwise stage alone
+    reads, once, at its own place.
+    """
+
+    def __init__(self, stages: Sequence[Stage], kept: set[Buffer] | None) -> None:
+        self.inlined: set[Stage] = set()
+        readers: dict[Buffer, list[tuple[Read, Stage]]] = {}
+        for stage in stages if kept is not None else ():
+            for read in reads(stage):
+                readers.setdefault(read.tensor.buffer, []).append((read, stage))
+        for stage in stages:
+            if kept is not None and _is_elementwise(stage) and stage.buffers[0] not in kept:
+                users = readers[stage.buffers[0]]
+                if isinstance(stage.values[0], Const):
+                    is_inlined = all(user.raw is None for _, user in users)
+                else:
+                    is_inlined = len(users) == 1 and _is_elementwise(users[0][1]) and _is_own_place(*users[0])
+                if is_inlined:
+                    self.inlined.add(stage)
+
+    def of(self, node: Node, axes: Mapping[Any, Node]) -> Node:
+        """`node` with loads for its reads, and other variables for `axes`."""
+        return substitute(node, {**axes, **{read: self._at(read, axes) for read in reads(node)}})
+
+    def _at(self, read: Read, axes: Mapping[Any, Node]) -> Node:
+        stage, indices = read.tensor.stage, tuple([self.of(index, axes) for index in read.indices])
+        if stage in self.inlined:
+            return self.of(stage.values[0], dict(zip(stage.axes, indices, strict=True)))
+        return Load(read.tensor.buffer, indices)  # type: ignore[arg-type]
 
 
-def _stage_nest(stage: Stage, label: str) -> Stmt:
+def _is_elementwise(stage: Stage) -> bool:
+    return stage.is_independent and not stage.reduce_axes and len(stage.values) == 1 and not stage.init and not stage.annotations
+
+
+def _is_own_place(read: Read, stage: Stage) -> bool:
+    """Whether a stage reads the element at which it is."""
+    (result,), shape = stage.buffers, read.tensor.shape
+    places = zip(read.indices, stage.axes, shape)
+    return shape == result.shape and all(i is axis or (is_const(i, 0) and is_const(n, 1)) for i, axis, n in places)
+
+
+def _stage_nest(stage: Stage, label: str, loads: _Loads) -> Stmt:
     if stage.raw is not None:
-        return Block(label, (), _to_load(stage.raw), annotations=stage.annotations)  # type: ignore[arg-type]
+        return Block(label, (), loads.of(stage.raw, {}), annotations=stage.annotations)  # type: ignore[arg-type]
     dims = stage.buffers[0].shape
     loops = [
         (axis, extent, AxisKind.ORDERED if k == stage.scanned else AxisKind.SPATIAL)
@@ -422,11 +469,11 @@ def _stage_nest(stage: Stage, label: str) -> Stmt:
     loops += [(axis, n, kind) for axis, n in zip(stage.reduce_axes, stage.reduce_extents, strict=True)]
     loop_vars = [Var(f"{axis.name}", i64) for axis, _, _ in loops]
     around = dict(zip(stage.axes, loop_vars, strict=False))  # an extent may depend on the axes of the result
-    loops = [(axis, _to_load(substitute(extent, around)), kind) for axis, extent, kind in loops]  # type: ignore[misc]
+    loops = [(axis, loads.of(extent, around), kind) for axis, extent, kind in loops]  # type: ignore[misc]
     axes = [Var(f"v{axis.name}", i64) for axis, _, _ in loops]
     renamed = dict(zip((axis for axis, _, _ in loops), axes, strict=True))
-    values = [_to_load(substitute(value, renamed)) for value in stage.values]
-    starts = [_to_load(substitute(value, renamed)) for value in stage.init]
+    values = [loads.of(value, renamed) for value in stage.values]
+    starts = [loads.of(value, renamed) for value in stage.init]
     target = tuple(axes[: len(dims)])
     places: list[Expr] = list(loop_vars)
     if stage.backwards:

@@ -226,7 +226,8 @@ def lower_function(func: Function, module: IRModule) -> PrimFunc:
     outputs = [tensors[result] for result in func.results if isinstance(result, TensorVar)]
     assert len(outputs) == len(func.results), "results of a primitive function are variables"
     dims = free_dims(func)
-    prim = create_prim_func(func.name, inputs, outputs, dims, tuple(fact for fact in func.facts if fact.var in dims))
+    facts_of_dims = tuple(fact for fact in func.facts if fact.var in dims)
+    prim = create_prim_func(func.name, inputs, outputs, dims, facts_of_dims, compose=True)
     return drop_unread(simplify_loops(prim))
 
 

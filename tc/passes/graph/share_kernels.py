@@ -11,9 +11,9 @@ import numpy as np
 from tc.ir.dtype import DType, f32, i8, i16, u8, u16
 from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, Mul, Select, Sub, const
 from tc.ir.graph import CallTir, Function, TensorConst, tir_calls
-from tc.ir.loop import PrimFunc, Stmt, Store, walk_statements
+from tc.ir.loop import PrimFunc, Stmt
 from tc.ir.module import IRModule
-from tc.ir.node import Node, binders, cached_on_node, children, map_children, replace, transform
+from tc.ir.node import Node, cached_on_node, children, map_children, replace, transform
 from tc.ir.structural import structural_hash
 from tc.passes.manager import graph_pass
 
@@ -28,7 +28,7 @@ _ARITHMETIC = (Add, Sub, Mul)
 
 @graph_pass
 def share_kernels(module: IRModule) -> IRModule:
-    """Make one kernel of those that are equal but for literals which are added, subtracted, multiplied by or filled in: scales and zero
+    """Make one kernel of those that are equal but for literals which are added, subtracted, multiplied by or chosen: scales and zero
     points of a quantized network's layers. What differs is read from a tensor of its type, which each call is given.
 
         y = call_tir(by_7, x)                         y = call_tir(by, x, [7])
@@ -118,23 +118,24 @@ def _read_instead(func: PrimFunc, places: Sequence[int | None], literals: Litera
 
 def _visit_literals(func: PrimFunc, visit: Callable[[Const], Expr]) -> Stmt:
     """The body with each literal that may be read instead replaced; in one order for functions that are alike."""
-    decisive = _decisive(func.body)
 
-    def within(node: Node, may_read: bool) -> Node:
-        if isinstance(node, (Load, Buffer)) or not _holds_literals(node):
+    def within(node: Node, may_read: bool, types: Sequence[DType]) -> Node:
+        if isinstance(node, Buffer) or not _holds_literals(node):
             return node
         match node:
-            case Const():
-                return visit(node) if may_read else node
+            case Const(dtype=dtype):
+                return visit(node) if may_read and dtype in types else node
             case Select(condition=condition):
-                return map_children(node, lambda child: within(child, child is not condition))
-            case Store(buffer=buffer):
-                may_read = buffer not in decisive
+                return map_children(node, lambda child: within(child, child is not condition, types))
+            case Load():
+                may_read, types = False, (f32,)  # integers say where it is
             case Expr():
                 may_read = _only_passes_on(node, may_read)
-        return map_children(node, lambda child: within(child, may_read))
+            case _:
+                may_read = False
+        return map_children(node, lambda child: within(child, may_read, types))
 
-    body = within(func.body, False)
+    body = within(func.body, False, READ_INSTEAD)
     assert isinstance(body, Stmt)
     return body
 
@@ -148,34 +149,3 @@ def _only_passes_on(node: Expr, may_read: bool) -> bool:
 def _holds_literals(node: Node) -> bool:
     """Whether some literal of the types that may be read is at or below a node."""
     return node.dtype in READ_INSTEAD if isinstance(node, Const) else any(map(_holds_literals, children(node)))
-
-
-def _decisive(body: Stmt) -> set[Buffer]:
-    """Buffers of literals that something else computes with than sums, products and choices: what they hold decides how."""
-    held = {node.buffer for node in walk_statements(body) if isinstance(node, Store) and _is_literal(node.value)}
-    found: set[Buffer] = set()
-
-    def note(node: Node, may_read: bool) -> None:
-        if held.isdisjoint(binders(node)):
-            return
-        match node:
-            case Load(buffer=buffer):
-                if not may_read and buffer in held:
-                    found.add(buffer)
-                may_read = False
-            case Select(condition=condition):
-                for child in children(node):
-                    note(child, child is not condition)
-                return
-            case Expr():
-                may_read = _only_passes_on(node, may_read)
-        for child in children(node):
-            note(child, may_read)
-
-    if held:
-        note(body, False)
-    return found
-
-
-def _is_literal(value: Expr) -> bool:
-    return isinstance(value, Const) or (isinstance(value, Cast) and _is_literal(value.operand))
