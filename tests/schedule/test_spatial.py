@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tc.ir.dtype import f32
-from tc.ir.expr import FloorMod, Load, const
-from tc.ir.loop import PrimFunc
+from tc.ir.expr import FloorMod, Load, Max, Min, const
+from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
+from tc.ir.uses import variables
 from tc.ops.registry import OPS
 from tc.passes.pipeline import finish_loops
 from tc.schedule.analysis import block_infos
@@ -90,3 +91,17 @@ def test_numbers_of_each_channel_do_not_keep_images_from_being_read_in_squares(c
 
 def _turned(channels: int, pixels: int) -> list[tuple[tuple[int, ...], str]]:
     return [((1, 5, pixels, channels), "image"), ((channels, 1, 1), "bias"), ((1, channels, 5, pixels), "made")]
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect"])
+@pytest.mark.parametrize("width", [19, 40, 126, 157, 300])
+def test_rows_that_are_padded_by_their_own_elements_are_copied_and_not_gathered(mode: str, width: int) -> None:
+    x = np.random.default_rng(width).standard_normal((2, 5, width)).astype(np.float32)
+    func = make_prim_func(OPS["pad"], [x], {"pads": (0, 1, 2, 0, 3, 1), "mode": mode})
+
+    made = finish_loops(apply_rules(func, native_target()).func)
+
+    vectors = [loop for loop in walk(made.body) if isinstance(loop, For) and loop.kind is LoopKind.VECTORIZED]
+    choices = [node for loop in vectors for node in walk(loop.body) if isinstance(node, (Max, Min)) and loop.var in variables(node)]
+    assert vectors and not choices
+    np.testing.assert_array_equal(run(made, [x])[0], np.pad(x, [(0, 0), (1, 3), (2, 1)], mode=mode))

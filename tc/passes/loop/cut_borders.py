@@ -38,7 +38,7 @@ MOST_NODES = 400
 """Of a loop that is cut: there are up to three copies of it, and of those inside of its middle."""
 
 LEAST_MIDDLE = 3
-"""Iterations that the middle must have, and as many as all others together."""
+"""Iterations that the middle must have, and as many as all others together, unless cutting saves gathering vectors."""
 
 
 @loop_pass
@@ -49,8 +49,9 @@ def cut_borders(func: PrimFunc) -> PrimFunc:
             B[i] = select(1 <= i and i <= n, A[i - 1], 0.0)    =>     for i in range(n): B[i + 1] = A[i]
                                                                       B[n + 1] = 0.0
 
-    A least or largest index is a choice too. What no iteration of a loop decides is asked once before it. Conditions that read memory
-    stay, and so do loops that compute sums. Of a loop whose first iteration alone reads nothing that it has written, that one is apart.
+    A least or largest index is a choice too. A vector at an end which would be gathered for it is copied in elements. What no iteration
+    of a loop decides is asked once before it. Conditions that read memory stay, and so do loops that compute sums. Of a loop whose first
+    iteration alone reads nothing that it has written, that one is apart.
     """
     return replace(func, body=_cut(func.body, Facts.of(func.facts), frozenset(func.dims)))
 
@@ -69,11 +70,17 @@ def _cut(stmt: Stmt, facts: Facts, dims: frozenset[Var], *, at_end: bool = False
 def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
     if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop):
         return _split_first(loop, facts, dims, at_end)
-    if loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and (loop.kind is LoopKind.SERIAL or at_end) and _is_copy(loop):
+    if loop.kind is LoopKind.VECTORIZED and _is_gathered(loop) and _is_copy(loop):
+        elements = replace(loop, kind=LoopKind.UNROLLED)
+        middle = _middle(elements, facts, dims, 1)
+        return loop if middle is None else _split(elements, *middle, facts, dims)
+    saves_gathers = any(isinstance(node, For) and node.kind is LoopKind.VECTORIZED and _is_gathered(node) for node in walk(loop.body))
+    if (loop.kind is LoopKind.SERIAL or (loop.kind is LoopKind.UNROLLED and (at_end or saves_gathers))) and _is_copy(loop):
         free = [] if at_end else _decided_before(loop)
         if free:
             return If(logical_and(*free), _cut_loop(fresh_binders(_without(loop, free)), facts, dims, at_end), loop)
-        middle = _middle(loop, facts, dims, 1 if at_end else LEAST_MIDDLE)
+        half = int(loop.extent) / 2 if isinstance(loop.extent, Const) else 0
+        middle = _middle(loop, facts, dims, 1 if saves_gathers else max(half, 1 if at_end else LEAST_MIDDLE))
         if middle is not None:
             return _split(loop, *middle, facts, dims)
     return replace(loop, body=_cut(loop.body, facts.with_range(loop.var, loop.extent), dims, at_end=at_end))
@@ -111,6 +118,11 @@ def _is_copy(loop: For) -> bool:
     written = {node.buffer for node in nodes if isinstance(node, Store)}
     plain = all(isinstance(node, (For, Seq, Store, If)) for node in nodes if isinstance(node, Stmt))
     return plain and not any(isinstance(node, Load) and node.buffer in written for node in nodes)
+
+
+def _is_gathered(loop: For) -> bool:
+    """Whether a choice between places is made for each lane of a loop over a vector."""
+    return any(isinstance(node, (Max, Min)) and node.dtype == i64 and loop.var in variables(node) for node in walk(loop.body))
 
 
 def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
@@ -166,7 +178,7 @@ def _without(loop: For, known: Collection[Expr]) -> For:
     return transform(loop, rewrite)
 
 
-def _middle(loop: For, facts: Facts, dims: frozenset[Var], least: int) -> tuple[Expr, Expr, list[Expr]] | None:
+def _middle(loop: For, facts: Facts, dims: frozenset[Var], least: float) -> tuple[Expr, Expr, list[Expr]] | None:
     """The first and the last but one iteration in which conditions hold whatever the loops inside do, and these; None for no such part."""
     begin: list[Expr] = [const(0)]
     end, known = [loop.extent], list[Expr]()
@@ -182,7 +194,7 @@ def _middle(loop: For, facts: Facts, dims: frozenset[Var], least: int) -> tuple[
     size = simplify(last - first, facts)
     if loop.kind is LoopKind.UNROLLED and not (isinstance(first, Const) and isinstance(last, Const)):
         return None
-    is_small = isinstance(size, Const) and size.value < max(least, int(loop.extent) / 2 if isinstance(loop.extent, Const) else 0)
+    is_small = isinstance(size, Const) and size.value < least
     return None if is_small else (first, last, known)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from tc.ir.arith import linear_coefficients, prove
-from tc.ir.expr import Const, Expr, FloorMod, Load, Var, equal, is_const
+from tc.ir.expr import Const, Expr, FloorMod, Load, Max, Min, Var, equal, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
 from tc.ir.uses import reads_memory, variables
@@ -56,6 +56,9 @@ ROWS_ACROSS = 8
 
 ROW_VECTORS = 4
 """Vectors of a row that are taken without a loop: what is chosen by the place, as in a concatenation, is known in each of them."""
+
+LEAST_LOOPS = 6
+"""Iterations of a loop over a row whose ends are read at other places: most of them are to be between these."""
 
 
 def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
@@ -126,6 +129,8 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     counts = [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent]
     is_row = bool(outer) and extent is not None and not any(is_function(store.value) for store in info.writes)
     usual = max(count for count in counts if count <= ROW_VECTORS) if is_row else 1
+    if usual * lanes < (extent or 0) < LEAST_LOOPS * usual * lanes and _has_border(info, last):
+        usual = 1
     vectors = schedule.choose(block, "vectors", counts, usual)
     if vectors > 1:
         out, few, inner = schedule.split(last, (None, vectors, lanes))
@@ -139,6 +144,13 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         set_parallel(schedule, block, outer, extent or usual_row)
     else:
         set_parallel(schedule, block, [out], vectors * lanes)
+
+
+def _has_border(info: BlockInfo, last: str) -> bool:
+    """Whether the place along a loop decides from where an element is read, as in what is padded by its own elements."""
+    axes = {axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == last}
+    nodes = [node for load in loads_of(info) for index in load.indices for node in walk(index)]
+    return any(isinstance(node, (Max, Min)) and variables(node) & axes for node in nodes)
 
 
 def _sharing_choices(info: BlockInfo, outer: list[str], last: str) -> str | None:
