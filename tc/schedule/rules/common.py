@@ -11,7 +11,7 @@ from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, FloorMod, Load, Lt, M
 from tc.ir.loop import Store
 from tc.ir.node import children, walk
 from tc.ir.polynomial import linear_coefficients
-from tc.ir.uses import reads_memory, variables
+from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
 from tc.schedule.parts import choice_ends
 from tc.schedule.step import Schedule
@@ -35,6 +35,10 @@ SYMBOLIC_BANDS = (1, 2, 4, 6, 8, 12)
 
 SYMBOLIC_BAND = 6
 """How many it has: a window of five rows pads ten for six of the result, rather than five for each."""
+
+
+MOST_UNREAD = 4
+"""Elements that are computed before for each that is computed with them, at most."""
 
 
 def inline_elementwise(schedule: Schedule, *, keeps_tables: bool) -> None:
@@ -76,6 +80,8 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
         _num_points(reader) <= _num_points(info) or (_is_joined(info) and _reads_once(reader, buffer)) for reader in readers
     ):
         return False
+    if len(info.reads) > 1 and any(_looks_up(reader, info, schedule) for reader in readers):
+        return False
     if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 or _repeats(reader, buffer) for reader in readers):
         return not heavy
     return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))
@@ -96,6 +102,23 @@ def _is_table(info: BlockInfo, infos: list[BlockInfo]) -> bool:
         if len(axes) < 2 or axes[-1].var not in used or all(axis.var in used for axis in axes):
             return False
     return True
+
+
+def looked_up(reader: BlockInfo, buffer: Buffer) -> list[Expr]:
+    """The indices of a buffer that a block looks up for each lane: its vectors are gathered."""
+    if not reader.is_spatial or not reader.block.axes:
+        return []
+    last = reader.block.axes[-1].var
+    return [index for load in reader.reads_of(buffer) for index in load.indices if reads_memory(index) and last in variables(index)]
+
+
+def _looks_up(reader: BlockInfo, info: BlockInfo, schedule: Schedule) -> bool:
+    """Whether a block takes several vectors from places that it looks up in tables of its own, as in an image of another size: then what is
+    there is better computed before, side by side, than once more at each of these places."""
+    found = looked_up(reader, info.writes[0].buffer)
+    given = set(schedule.func.inputs)
+    few = _num_points(info) <= MOST_UNREAD * _num_points(reader)
+    return len(found) > 1 and few and not any(buffers_read(index) & given for index in found)
 
 
 def _is_padding(value: Expr) -> bool:

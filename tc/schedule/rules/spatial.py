@@ -19,6 +19,7 @@ from tc.schedule.rules.common import (
     known_product,
     lanes_for,
     loads_of,
+    looked_up,
     loops_inside,
     set_parallel,
     stream_lanes,
@@ -68,7 +69,10 @@ def schedule_spatial(schedule: Schedule, target: Target) -> str | None:
         return None
     *before, last = [info for info in infos if info.is_spatial and info.loops] or [infos[-1]]
     if before and (sharing := _schedule_sharing(schedule, last, target)) is not None:
-        schedule_before(schedule, [info.name for info in before], sharing.vectors if sharing.by_all else None, target)
+        for info in reversed(before):
+            is_gathered = len(looked_up(last, info.writes[0].buffer)) > 1
+            place = sharing.vectors if sharing.by_all else sharing.rows if is_gathered else None
+            schedule_before(schedule, [info.name], place, target)
         return "elementwise"
     for info in infos:
         if info.is_spatial and info.loops:
@@ -169,8 +173,9 @@ def _sharing_choices(info: BlockInfo, outer: list[str], last: str) -> str | None
 
 @dataclass(frozen=True)
 class _Sharing:
-    """`vectors`: the loop over vectors of elements that are chosen once; `by_all`: for all iterations of the loop that shares them."""
+    """`vectors`: the loop over vectors of elements that are chosen once, inside of `rows`; `by_all`: for all that shares them."""
 
+    rows: str
     vectors: str
     by_all: bool
 
@@ -193,7 +198,7 @@ def _schedule_sharing(schedule: Schedule, info: BlockInfo, target: Target) -> _S
     schedule.vectorize(vectors.inside)
     peel(schedule, *(loop for loop, is_whole in ((around, most % few == 0), (vectors.around, vectors.is_whole)) if not is_whole))
     set_parallel(schedule, info.name, outer, (extent or USUAL_ROW) * few)
-    return _Sharing(vectors.around, few == most)
+    return _Sharing(around, vectors.around, few == most)
 
 
 def schedule_before(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
