@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from tc import te
+from tc.codegen.llvm.backend import emit_kernel
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.ir.dtype import DType, bool_, f32, f64, i8, i32, i64
 from tc.ir.expr import Expr, Select, Var, const, logical_and
 from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import finish_loops
 from tc.schedule.step import Schedule
-from tc.target import native_target
+from tc.target import Target, native_target
 from tests.ops.kernels import run
 
 
@@ -55,6 +56,27 @@ def test_lanes_are_combined_as_a_tree(monoid: str) -> None:
 
     functions = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "max_number": np.nanmax}
     np.testing.assert_allclose(result, functions[monoid](values.astype(np.float64), axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [64, 70])
+def test_lanes_are_loaded_one_by_one_where_gathering_them_takes_longer(rows: int) -> None:
+    """Vectors of which all lanes are active; those at the end of a row are gathered under their mask."""
+    x, at = te.placeholder((50,), f32, "x"), te.placeholder((rows,), i64, "at")
+    schedule = Schedule(te.create_prim_func("f", (x, at), (te.compute((rows,), lambda i: x[at[i]], "y"),)))
+    around, inside = schedule.split("i", 16)
+    schedule.vectorize(inside)
+    schedule.annotate_loop(around, "partition", 1)
+    func, rng = finish_loops(schedule.func), np.random.default_rng(0)
+    values, places = rng.standard_normal(50).astype(np.float32), rng.integers(0, 50, rows)
+
+    for cpu, loads in [("znver4", 16), ("sapphirerapids", 0)]:
+        target = Target.parse(f"x86-64-v4:machine={cpu}")
+        text = emit_kernel(func, "f", target)
+        calls = [line for line in text.splitlines() if "call" in line and "masked.gather" in line]
+        assert len(calls) == (rows % 16 != 0) + (loads == 0)
+        assert text.count("insertelement <16 x float>") == loads
+        if set(target.features) <= set(native_target().features):
+            np.testing.assert_array_equal(run(func, [values, places], target=target)[0], values[places])
 
 
 @pytest.mark.parametrize("dtype", [f32, f64, i64, i8, bool_], ids=str)

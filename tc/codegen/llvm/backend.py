@@ -7,14 +7,21 @@ from collections.abc import Iterable
 from tc.codegen.backend import Backend, Language
 from tc.codegen.llvm.emitter import emit_prim_func
 from tc.codegen.llvm.jit import Library, compile_group, disassemble, link
+from tc.codegen.llvm.memory import SLOW_GATHERS
 from tc.ir.loop import PrimFunc
 from tc.passes.pipeline import FINISH_CALLS
 from tc.target import Target
+from tc.target.machine import machine_of
+
+SLOW_CYCLES = 2.0
+"""From so many cycles for each lane of a gathered vector on, loads of the lanes take less time: there are two in each cycle, and lanes
+are joined meanwhile."""
 
 
 def emit_kernel(func: PrimFunc, symbol: str, target: Target) -> str:
     """LLVM IR of a kernel, under this symbol."""
-    return emit_prim_func(func, symbol, target.features).ir_text
+    is_slow = machine_of(target).gather_cycles_per_lane >= SLOW_CYCLES
+    return emit_prim_func(func, symbol, (*target.features, *([SLOW_GATHERS] if is_slow else []))).ir_text
 
 
 def load_objects(objects: Iterable[bytes], target: Target) -> Library:

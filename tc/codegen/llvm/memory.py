@@ -22,6 +22,9 @@ from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
 from tc.target import MOST_SHUFFLED_STRIDE
 
+SLOW_GATHERS = "slow-gathers"
+"""What a module has whose target loads the lanes of a vector faster one by one than by an instruction that gathers them."""
+
 
 class MemoryEmitter(PlaceEmitter):
     """Accesses to memory at a point of the emitted code."""
@@ -336,8 +339,14 @@ class MemoryEmitter(PlaceEmitter):
         return self.gather(buffer, self._lane_pointers(buffer, uniform, known, lane, varying))
 
     def gather(self, buffer: Buffer, pointers: Value) -> Value:
-        """What lies at a place for each lane, in the lanes that are active."""
+        """What lies at a place for each lane, in the lanes that are active; loads of the lanes one by one where these take less time."""
         element, lanes = memory_type(buffer.dtype), pointers.lanes
+        if self.mask is None and self.module.has(SLOW_GATHERS):
+            found = Value("poison", element, lanes)
+            for lane in range(lanes):
+                loaded = self.b.emit(f"load {element}, {self.b.extract(pointers, lane)}, align {buffer.dtype.size_bytes}", element)
+                found = self.b.insert(found, loaded, lane)
+            return found
         mask = self.b.splat(self.mask, lanes) if self.mask is not None else Value("splat (i1 true)", "i1", lanes)
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.gather.v{lanes}{_short(element)}.v{lanes}p0"
