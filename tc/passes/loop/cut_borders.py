@@ -74,7 +74,7 @@ def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> St
         elements = replace(loop, kind=LoopKind.UNROLLED)
         middle = _middle(elements, facts, dims, 1)
         return loop if middle is None else _split(elements, *middle, facts, dims)
-    saves_gathers = any(isinstance(node, For) and node.kind is LoopKind.VECTORIZED and _is_gathered(node) for node in walk(loop.body))
+    saves_gathers = loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and _saves_gathers(loop)
     if (loop.kind is LoopKind.SERIAL or (loop.kind is LoopKind.UNROLLED and (at_end or saves_gathers))) and _is_copy(loop):
         free = [] if at_end else _decided_before(loop)
         if free:
@@ -120,9 +120,17 @@ def _is_copy(loop: For) -> bool:
     return plain and not any(isinstance(node, Load) and node.buffer in written for node in nodes)
 
 
+def _saves_gathers(loop: For) -> bool:
+    """Whether some vector inside of a loop, of which there is little, is gathered for a choice between places."""
+    nodes = list(islice(walk(loop.body), MOST_NODES))
+    vectors = [node for node in nodes if isinstance(node, For) and node.kind is LoopKind.VECTORIZED]
+    return len(nodes) < MOST_NODES and any(map(_is_gathered, vectors))
+
+
 def _is_gathered(loop: For) -> bool:
     """Whether a choice between places is made for each lane of a loop over a vector."""
-    return any(isinstance(node, (Max, Min)) and node.dtype == i64 and loop.var in variables(node) for node in walk(loop.body))
+    choices = [node for node in islice(walk(loop.body), MOST_NODES) if isinstance(node, (Max, Min)) and node.dtype == i64]
+    return any(loop.var in variables(node) for node in choices)
 
 
 def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
