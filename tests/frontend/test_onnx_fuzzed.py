@@ -217,3 +217,20 @@ def test_the_largest_of_windows_of_one_element_is_that_in_the_middle_of_a_step()
 
     for mine, right in zip(found.values(), ReferenceEvaluator(model).run(None, feeds), strict=True):
         np.testing.assert_array_equal(mine, right)
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 1), (1, 0)])
+def test_where_an_empty_slice_begins_is_not_asked_for_what_it_is_stretched_to(start: int, size: int) -> None:
+    """The branch of a tensor of one element asked its index of an empty one, too."""
+    model = from_text(
+        "g (float[1] x, int64[1] starts, int64[1] axes, int64[1] steps, float[p,q,r] b) => (float[k,l,m] y) <int64[1] ends = {2}> "
+        "{ t = Neg(x) z = Slice(t, starts, ends, axes, steps) y = Mul(z, b) }",
+        17,
+    )
+    numbers = {"starts": np.array([start]), "axes": np.array([0]), "steps": np.array([1])}
+    feeds = {"x": np.ones(1, np.float32), "b": np.ones((2, 1, 1), np.float32), **numbers}
+
+    found = tc.compile(model, threads=1).run(feeds)["y"]
+
+    np.testing.assert_array_equal(found, run_onnxruntime(model, feeds)[0])
+    assert found.shape == (2, 1, size)

@@ -247,9 +247,11 @@ class _Checker:
         return replace(loop, extent=extent, body=body), _unique([*tests, *wanted])
 
     def _if(self, stmt: If, scope: _Scope) -> Tested:
-        """Tests of a branch that speak of nothing that the condition speaks of may stand outside."""
+        """Tests of a branch that speak of nothing that the condition speaks of may stand outside, unless sizes alone choose the branch: an
+        index at which a tensor of one element begins is none of an empty one."""
         condition, tests = self.expression(stmt.condition, scope)
         spoken = variables(condition)
+        is_by_size = spoken <= {*self.func.dims}
 
         def branch(body: Stmt | None, holds: Expr) -> Stmt | None:
             if body is None:
@@ -257,7 +259,7 @@ class _Checker:
             inner = scope.beyond(holds)
             changed, wanted = self.statement(body, inner)
             stay, leave = _split(
-                wanted, lambda test: not spoken or bool(spoken & test.needs) or not self._may_leave(test, scope)
+                wanted, lambda test: is_by_size or bool(spoken & test.needs) or not self._may_leave(test, scope)
             )
             tests.extend(leave)
             return self.wrap(changed, stay)
