@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from tc.codegen.backends import backend_of
 from tc.codegen.device import Device
-from tc.errors import working_on
+from tc.errors import ScheduleError, working_on
 from tc.ir.graph import Binding, CallTir, Function, TensorVar
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
@@ -63,12 +64,23 @@ class Kernel:
 
 
 def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None = None, hooks: Hooks = NO_HOOKS) -> Kernel:
-    """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation."""
+    """Schedule one PrimFunc, as tuning has found best or else by the rules, and bring it to the form for code generation.
+
+    A rule whose schedule turns out then to have no such form does not apply, which the kernel's `unfit` tells.
+    """
     if is_on_host(prim):
         target, tuned = target.host, None
-    known = tuned and tuned.schedule(prim)
-    scheduled = known or hooks.around(SCHEDULE_STEP, lambda func: apply_rules(func, target), prim, lambda found: found.func)
-    final = finish_scheduled(scheduled.func, target, hooks)
+    known, without = tuned and tuned.schedule(prim), dict[str, str]()
+    while True:
+        rules = partial(apply_rules, target=target, without=without)
+        scheduled = known or hooks.around(SCHEDULE_STEP, rules, prim, lambda found: found.func)
+        try:
+            final = finish_scheduled(scheduled.func, target, hooks)
+            break
+        except ScheduleError as error:
+            if known or scheduled.rule in without:
+                raise
+            without[scheduled.rule] = error.text
     symbol = f"tc_{structural_hash(final)[:20]}"
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None, scheduled.unfit)
 

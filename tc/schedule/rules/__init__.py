@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
+from tc.errors import ScheduleError
 from tc.ir.loop import PrimFunc
 from tc.schedule.knobs import Decide, Decision, take_default
 from tc.schedule.rules.attention import schedule_attention
@@ -42,27 +44,37 @@ class Scheduled:
     unfit: tuple[str, ...] = ()
 
 
-def apply_rules(func: PrimFunc, target: Target, decide: Decide = take_default) -> Scheduled:
-    """Schedule by the first rule that applies, open questions answered by `decide`; by default the schedule without search.
+def apply_rules(
+    func: PrimFunc, target: Target, decide: Decide = take_default, without: Mapping[str, str] = MappingProxyType({})
+) -> Scheduled:
+    """Schedule by the first rule that applies, open questions answered by `decide`; by default the schedule without search. `without`: the
+    names of rules that do not, and why.
 
     ScheduleError when the answers make a schedule that is not legal; the rules' own never do.
     """
     schedule = Schedule(func, decide, target.cores)
-    name = _apply(schedule, target) or "as written"
+    name = _apply(schedule, target, without) or "as written"
     return Scheduled(schedule.func, name, schedule.trace, schedule.choices, tuple(schedule.unfit))
 
 
-def _apply(schedule: Schedule, target: Target) -> str | None:
+def _apply(schedule: Schedule, target: Target, without: Mapping[str, str]) -> str | None:
     before, after = (BEFORE_INLINING, RULES) if target.device is None else (DEVICE_BEFORE_INLINING, DEVICE_RULES)
-    return _first(before, schedule, target) or _after_inlining(schedule, target, after)
+    return _first(before, schedule, target, without) or _after_inlining(schedule, target, after, without)
 
 
-def _after_inlining(schedule: Schedule, target: Target, rules: Iterable[ScheduleRule]) -> str | None:
+def _after_inlining(schedule: Schedule, target: Target, rules: Iterable[ScheduleRule], without: Mapping[str, str]) -> str | None:
     inline_elementwise(schedule, keeps_tables=target.device is None)
-    return _first(rules, schedule, target)
+    return _first(rules, schedule, target, without)
 
 
-def _first(rules: Iterable[ScheduleRule], schedule: Schedule, target: Target) -> str | None:
+def _first(rules: Iterable[ScheduleRule], schedule: Schedule, target: Target, without: Mapping[str, str]) -> str | None:
     """The name of the first of the rules that applies."""
-    made = (schedule.attempt(partial(rule, schedule, target), rule.__name__.removeprefix("schedule_")) for rule in rules)
+
+    def apply(rule: ScheduleRule) -> str | None:
+        name = rule(schedule, target)
+        if name is not None and name in without:
+            raise ScheduleError(without[name])
+        return name
+
+    made = (schedule.attempt(partial(apply, rule), rule.__name__.removeprefix("schedule_")) for rule in rules)
     return next((name for name in made if name is not None), None)
