@@ -13,6 +13,7 @@ from tc.ir.dtype import f32
 from tc.ir.expr import Expr, Var
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
+from tc.ir.parser import parse_module
 from tc.ir.types import DimFact
 from tc.passes.pipeline import finish_loops
 from tc.schedule.knobs import Decide, Knob, Value, follow
@@ -156,3 +157,34 @@ def test_sums_of_more_terms_than_a_chain_may_have_are_made_in_parts_whatever_the
     (found,) = tc.compile(model([node("MatMul", ["a", "b"], "y")], {"a": a, "b": b}, {})).run({"a": a, "b": b}).values()
 
     np.testing.assert_allclose(found, a.astype(float) @ b, rtol=2e-6)
+
+
+FEW_TERMS = """
+@loops
+def f(x: f32[2, 12, 5], y: f32[2, d0, 5], s: i64, d0: i64):
+    outputs(1)
+    promise(s, 0, None, 1)
+    promise(d0, 2, 4, 1)
+    for i in range(2):
+        for j in range(d0):
+            for l in range(5):
+                for rj in range(select(s == 2, 1, 0) + 1):
+                    with block('y', vi=spatial(2, i), vj=spatial(d0, j), vl=spatial(5, l), vri=reduction(1, 0), vrj=reduction(select(s == 2, 1, 0) + 1, rj)):
+                        annotate(monoid='sum')
+                        with init():
+                            y[vi, vj, vl] = 0.0
+                        y[vi, vj, vl] = y[vi, vj, vl] + x[vi, vj * 2 + vrj, vri + vl]
+"""  # noqa: E501  as it is printed
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_sums_of_so_few_terms_that_there_is_one_part_have_a_schedule(size: int) -> None:
+    """How many there are is known when they are summed: one, or two."""
+    func = parse_module(FEW_TERMS).prim_funcs[0]
+    x = np.random.default_rng(0).standard_normal((2, 12, 5)).astype(np.float32)
+
+    scheduled = apply_rules(func, native_target())
+
+    assert scheduled.rule == "column reduction"
+    (found,) = run(finish_loops(scheduled.func), [x], (size, 3))
+    np.testing.assert_allclose(found, sum(x[:, k : 6 : 2] for k in range(size)), rtol=1e-6)

@@ -332,7 +332,7 @@ def _vectors_of_part(schedule: Schedule, name: str, lanes: int, *, is_last: bool
     """Vectors of sums, as trees where these are of `FAN` terms at most; the loop over parts, each of which has sums of its own."""
     info = block_info(schedule, name)
     loops = [loop for loop in schedule.loops_of(name) if extent_value(schedule, loop) != 1]
-    steps = driving_loops(info, loops, info.reduction_axes)
+    steps = driving_loops(info, loops, info.reduction_axes) or driving_loops(info, [*schedule.loops_of(name)], info.reduction_axes)[-1:]
     own = [] if is_last else driving_loops(info, loops, info.spatial_axes[:1])  # rfactor puts the axis of parts first
     lane = [loop for loop in driving_loops(info, loops, info.spatial_axes) if loop not in own][-1]
     schedule.reorder(*own, *steps, lane)
@@ -341,7 +341,7 @@ def _vectors_of_part(schedule: Schedule, name: str, lanes: int, *, is_last: bool
         schedule.unroll(steps[0])
         schedule.annotate_loop(steps[0], "tree", 1)
     schedule.decompose_reduction(name, steps[0])
-    if is_last:
+    if is_last or not own:  # of one part there is no loop over parts
         return ""
     peel(schedule, own[-1])
     return own[-1]
