@@ -7,6 +7,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import tc
+from tc.errors import ShapeError
 from tests.frontend.models import from_text, run_onnxruntime
 
 SMALL = np.array([[-2, 3], [4, 0]])
@@ -134,6 +135,15 @@ def test_one_factor_of_groups_is_that_of_all_channels(channels: str) -> None:
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 6, 3)).astype(np.float32)}
 
     np.testing.assert_allclose(tc.compile(model, threads=1).run(feeds)["y"], run_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["float s", "float[1,1] s"])
+def test_a_factor_of_a_group_normalization_that_is_no_vector_is_refused(scale: str) -> None:
+    text = f"g (float[2,4,3] x, {scale}, float[4] b) => (float[2,4,3] y)"
+    model = from_text(text + " { y = GroupNormalization <num_groups=2> (x, s, b) }", 21)
+
+    with pytest.raises(ShapeError, match="4 channels"):
+        tc.compile(model)
 
 
 @pytest.mark.parametrize("channels", ["6", "m"])

@@ -385,11 +385,12 @@ def import_group_norm(n: NodeContext) -> NodeResult:
         raise ShapeError(f"GroupNormalization: the input must be [n, c, *space], found {x.type}")
     channels = x.shape[1]
 
-    def is_one(p: ModelValue) -> bool:
-        known = is_const(p.shape[0]) and not is_const(p.shape[0], 1)
-        return p.rank == 1 and not known and prove(equal(p.shape[0], channels), n.facts) is not True
+    def may_be_one(p: ModelValue) -> bool:
+        if p.rank != 1 or (is_const(p.shape[0]) and not is_const(p.shape[0], 1)):
+            return False
+        return prove(equal(p.shape[0], channels), n.facts) is not True
 
-    parameters = [n.call("expand", p, shape=(channels,)) if is_one(p) else p for p in (n.value(1), n.value(2))]
+    parameters = [n.call("expand", p, shape=(channels,)) if may_be_one(p) else p for p in (n.value(1), n.value(2))]
     return n.call("group_norm", x, *parameters, groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
 
 
