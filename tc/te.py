@@ -435,12 +435,16 @@ class _Loads:
                 if is_inlined:
                     self.inlined.add(stage)
 
-    def of(self, node: Node, axes: Mapping[Any, Node]) -> Node:
-        """`node` with loads for its reads, and other variables for `axes`."""
-        return substitute(node, {**axes, **{read: self._at(read, axes) for read in reads(node)}})
+    def of(self, node: Node, axes: Mapping[Any, Node], made: dict[Read, Node] | None = None) -> Node:
+        """`node` with loads for its reads, and other variables for `axes`. `made`: what reads have become with the same axes."""
+        made = {} if made is None else made
+        for read in reads(node):
+            if read not in made:
+                made[read] = self._at(read, axes, made)
+        return substitute(node, {**axes, **made})
 
-    def _at(self, read: Read, axes: Mapping[Any, Node]) -> Node:
-        stage, indices = read.tensor.stage, tuple([self.of(index, axes) for index in read.indices])
+    def _at(self, read: Read, axes: Mapping[Any, Node], made: dict[Read, Node]) -> Node:
+        stage, indices = read.tensor.stage, tuple([self.of(index, axes, made) for index in read.indices])
         if stage in self.inlined:
             return self.of(stage.values[0], dict(zip(stage.axes, indices, strict=True)))
         return Load(read.tensor.buffer, indices)  # type: ignore[arg-type]
