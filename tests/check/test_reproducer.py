@@ -100,9 +100,9 @@ def test_a_pass_that_fails_is_named_and_kept_with_the_part_of_the_graph(folders:
 def test_a_kernel_that_cannot_be_scheduled_is_kept_as_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = kernels.apply_rules
 
-    def broken(func: Any, target: Any) -> Any:
+    def broken(func: Any, target: Any, **options: Any) -> Any:
         assert sum(isinstance(node, For) for node in walk(func.body)) < 3, "no kernel has three loops"
-        return usual(func, target)
+        return usual(func, target, **options)
 
     monkeypatch.setattr(kernels, "apply_rules", broken)
     model = chain("Relu", weights=np.ones((64, 64), F32))
@@ -135,7 +135,7 @@ def test_a_node_that_cannot_be_imported_is_kept_as_a_model_of_it_alone(monkeypat
 
 
 def test_errors_of_schedules_keep_their_class_and_say_where_the_kernel_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(func: Any, target: Any) -> Any:
+    def broken(func: Any, target: Any, **options: Any) -> Any:
         raise ScheduleError("split: no such loop")
 
     monkeypatch.setattr(kernels, "apply_rules", broken)
