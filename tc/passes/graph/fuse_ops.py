@@ -50,6 +50,10 @@ from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules.operands import LEAST_STAGED_COLUMNS, LEAST_STAGED_ROWS
 
+MOST_TERMS = 2048
+"""The nodes that the formula of a kernel's element may have. What is read at several places stands in it as often, so that a chain of
+operators which do so makes one that doubles with each."""
+
 
 @graph_pass
 def fuse_ops(module: IRModule, *, max_ops: int = 32, enable: bool = True, decide: Decide = take_default) -> IRModule:
@@ -411,7 +415,9 @@ class _Grouping:
         groups = sorted({node.group for node in nodes})
         merged = sorted((member for group in groups for member in self.members[group]), key=lambda n: n.index)
         anchors = [member for member in merged if member.shape.kind is not FusionKind.ELEMENTWISE]
-        if len(merged) > self.max_ops or len(anchors) > 1 or not self._pays(merged):
+        if len(merged) > self.max_ops or len(anchors) > 1 or _is_too_long(merged) or self._loses_checks(merged):
+            return False
+        if not self._pays(merged):
             return False
         for group in groups:
             del self.members[group]
@@ -420,12 +426,41 @@ class _Grouping:
         self.members[merged[0].index] = merged
         return True
 
+    def _loses_checks(self, merged: list[_Node]) -> bool:
+        """Whether indices would not be looked at, as nobody reads what they lead to: an operator looks at all of its own."""
+        checked = set[TensorVar]()
+        for node in merged:
+            call = node.binding.value
+            assert isinstance(call, (Call, CallTir))
+            places = [place for place, arg in enumerate(call.args) if arg in checked]
+            if not (isinstance(call, Call) and get_op(call.op).view) and not all(node.shape.reads_all(k, self.facts) for k in places):
+                return True
+            if places or node.shape.checks:
+                checked.update(node.binding.targets)
+        return False
+
     def _pays(self, merged: list[_Node]) -> bool:
         """Whether measurements have shown nothing else."""
         if self.decide is take_default:  # what a knob is known by takes a while to find
             return True
         calls = [node.binding.value for node in merged]
         return bool(self.decide(knob_of_group(calls, "fuse_ops", (True, False), True)))  # type: ignore[arg-type]
+
+
+def _is_too_long(merged: list[_Node]) -> bool:
+    """Whether the formula of a kernel's element, in which what makes single elements stands wherever it is read, has more nodes than any
+    should have, and than that of one operator alone."""
+    most, made = max(MOST_TERMS, *(node.shape.terms for node in merged)), dict[TensorVar, int]()
+    for node in merged:
+        shape, call = node.shape, node.binding.value
+        assert isinstance(call, (Call, CallTir))
+        read = zip(call.args, shape.times, strict=True)
+        terms = shape.terms + sum(times * made[arg] for arg, times in read if isinstance(arg, TensorVar) and arg in made)
+        if terms > most:
+            return True
+        if shape.kind is FusionKind.ELEMENTWISE:
+            made.update(dict.fromkeys(node.binding.targets, terms))
+    return False
 
 
 def _widens(node: _Node) -> bool:

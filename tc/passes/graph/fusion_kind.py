@@ -5,16 +5,19 @@ Source: the pattern kinds of TVM's and Relay's fusion; there they are declared p
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, proves
 from tc.ir.contraction import Product, product_of
-from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
+from tc.ir.expr import Checked, Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
 from tc.ir.graph import Attrs
 from tc.ir.loop import PrimFunc
 from tc.ir.node import walk
+from tc.ir.polynomial import linear_coefficients
 from tc.ir.types import TensorType
 from tc.ir.uses import variables
 from tc.ops.registry import OpDef
@@ -65,7 +68,8 @@ class LoopShape:
 
     `gathers`: what it reads where depends on data. `divides`: along its last axis, by numbers that are known at run time only, to find
     what it reads. `reuses`: for each operand of a contraction that is one side of its products, every
-    element of which could be copied, what shares an element.
+    element of which could be copied, what shares an element. `terms`: the nodes of its longest formula, what its stages make of single
+    elements put in where it is read; `times`: how often each operand stands in it. `checks`: it asks whether indices are in range.
     """
 
     kind: FusionKind
@@ -73,6 +77,24 @@ class LoopShape:
     gathers: bool = False
     divides: bool = False
     reuses: tuple[Reuse | None, ...] = ()
+    terms: int = 1
+    times: tuple[int, ...] = ()
+    checks: bool = False
+    operands: tuple[Tensor | None, ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+    def reads_all(self, place: int, facts: Facts) -> bool:
+        """Whether there is no element of an operand that it never reads, whatever conditions choose: none that a slice leaves out, or an
+        index from data may."""
+        whole, read_at_all = set[Tensor](), set[Tensor]()
+        for stage in reversed(self.stages):
+            own = {Tensor(buffer, stage) for buffer in stage.buffers}
+            is_whole = bool(own & whole) or not own & read_at_all
+            for read in reads(stage):
+                read_at_all.add(read.tensor)
+                if is_whole and _reads_all(read, stage, facts):
+                    whole.add(read.tensor)
+        return self.operands[place] in whole
 
 
 def infer_loop_shape(op: OpDef, types: Sequence[TensorType | None], attrs: Attrs, results: Sequence[TensorType]) -> LoopShape:
@@ -101,7 +123,49 @@ def _loop_shape(operands: Sequence[Tensor | None], outputs: Sequence[Tensor]) ->
     gathers = any(reads_data(index) for index, _ in indices)
     divides = any(bool(stage.axes) and _divides(index, stage.axes[-1]) for index, stage in indices)
     reuses = _reuses(operands, stages) if kind is FusionKind.CONTRACTION else tuple(None for _ in operands)
-    return LoopShape(kind, accesses, gathers, divides, reuses)
+    return LoopShape(kind, accesses, gathers, divides, reuses, *_formula(operands, stages), tuple(operands), tuple(stages))
+
+
+def _formula(operands: Sequence[Tensor | None], stages: Sequence[Stage]) -> tuple[int, tuple[int, ...], bool]:
+    """`terms`, `times` and `checks` of a loop shape. What a stage folds many elements into is stored, and read as one."""
+    longest, most, checks = 1, Counter[Tensor](), False
+    formulas: dict[Stage, tuple[int, Counter[Tensor]]] = {}
+    for stage in stages:
+        terms, times = 0, Counter[Tensor]()
+        for node in itertools.chain.from_iterable(map(walk, stage.values)):
+            terms += 1
+            checks |= isinstance(node, Checked)
+            if isinstance(node, Read):
+                below = formulas.get(node.tensor.stage) if node.tensor.stage is not None else (0, Counter((node.tensor,)))
+                if below is not None:
+                    terms += below[0]
+                    times.update(below[1])
+        longest, most = max(longest, terms), most | times
+        if not stage.reduce_axes:
+            formulas[stage] = terms, times
+    return longest, tuple(0 if operand is None else most[operand] for operand in operands), checks
+
+
+def _reads_all(read: Read, stage: Stage, facts: Facts) -> bool:
+    """Whether a read meets each element of its tensor: along each dim as one of the loops counts, up or down, past both ends or to them."""
+    extents = dict(zip((*stage.axes, *stage.reduce_axes), (*stage.buffers[0].shape, *stage.reduce_extents), strict=True))
+    for index, dim in zip(read.indices, read.tensor.shape, strict=True):
+        if index in extents and extents[index] is dim:
+            del extents[index]
+            continue
+        if is_const(dim, 1) and isinstance(index, Const):
+            continue
+        linear = linear_coefficients(index, extents)
+        if linear is None or len(linear[0]) != 1:
+            return False
+        ((axis, step),) = linear[0].items()
+        extent, first = extents.pop(axis), linear[1]
+        if not (is_const(step, 1) or is_const(step, -1)):
+            return False
+        ends = (first, first + extent - 1) if is_const(step, 1) else (first - extent + 1, first)
+        if not (proves(ends[0] <= 0, facts) and proves(dim - 1 <= ends[1], facts)):
+            return False
+    return True
 
 
 def reads_data(index: Expr) -> bool:
