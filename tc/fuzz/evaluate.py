@@ -135,6 +135,16 @@ def _stashed(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     return operands[0].dtype == np.float64 and attrs.get("stash_type", 1) == 1
 
 
+def _of_doubles(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """The numbers in the function by which the reference evaluator computes it are rounded to floats; onnxruntime has it for floats."""
+    return operands[0].dtype == np.float64
+
+
+def _beyond_doubles(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """Integers less a bias are doubles, that of the largest ones being none that an integer holds."""
+    return operands[0].dtype.kind in "iu" and bool((np.abs(operands[0].astype(np.float64)) >= 2.0**53).any())
+
+
 # Where ONNX does not say what the result is, though one oracle gives one, or says something else than the oracle that leads.
 UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "RNN": _no_steps,
@@ -150,6 +160,8 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "Hardmax": _has_nan,
     "Unique": _nan_is_equal,
     "GroupNormalization": _stashed,
+    "Gelu": _of_doubles,
+    "Shrink": _beyond_doubles,
     "NegativeLogLikelihoodLoss": _classes_without_weight,
     "SoftmaxCrossEntropyLoss": _classes_without_weight,
 }

@@ -83,6 +83,15 @@ def test_binarizer_array_feature_extractor_and_feature_vectorizer() -> None:
     check(model, [floats(4, 3), floats(4, 2)])
 
 
+def test_widths_that_are_known_late_are_asked_for() -> None:
+    model = ml("FeatureVectorizer", [(F, 2), (F, 2)], [F], inputdimensions=[3, 2])
+
+    check(model, [floats(4, 3), floats(4, 2)])
+    names = [info.name for info in model.graph.input]
+    with pytest.raises(InputError, match=r"FeatureVectorizer.*is not \[rows, 3\]"):
+        tc.compile(model).run(dict(zip(names, [floats(4, 2), floats(4, 2)], strict=True)))
+
+
 def test_imputer() -> None:
     x = floats(6, 3)
     x[::2, 1], x[1, 0] = np.nan, np.nan

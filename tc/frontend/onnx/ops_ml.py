@@ -6,6 +6,7 @@ What these do where ONNX leaves it open is what onnxruntime does. A node that an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tc.frontend.onnx.values import MapsValue, ModelValue, StringsValue, constan
 from tc.ir.arith import prove
 from tc.ir.dtype import f32, f64, i64
 from tc.ir.expr import const, equal
+from tc.ops.registry import require
 
 DOMAIN = "ai.onnx.ml"
 
@@ -112,8 +114,10 @@ def import_feature_vectorizer(n: NodeContext) -> NodeResult:
     if len(values) != len(widths):
         raise NodeError(f"FeatureVectorizer: {len(widths)} widths for {len(values)} inputs")
     for value, width in zip(values, widths, strict=True):
-        if value.rank != 2 or prove(equal(value.shape[1], width), n.facts) is not True:
-            raise UnsupportedError(f"FeatureVectorizer: {value.type} is not [rows, {width}]", code="TC1014")
+        text = f"FeatureVectorizer: {value.type} is not [rows, {width}]"
+        if value.rank != 2 or prove(equal(value.shape[1], width), n.facts) is False:
+            raise UnsupportedError(text, code="TC1014")
+        n.graph.state(partial(require, equal(value.shape[1], width), text), n.span)
     return n.call("concat", *values, axis=1)
 
 
