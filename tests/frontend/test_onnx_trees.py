@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 import tc
-from tc.errors import ModelError, ShapeError
+from tc.errors import InputError, ModelError, ShapeError
 from tests.frontend.test_onnx_ml import DOUBLE, I64, F, S, check, floats, ml
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
@@ -123,6 +123,38 @@ def test_of_two_classes_with_weights_the_one_of_the_larger_score_is_taken(transf
     np.testing.assert_array_equal(labels, np.where(scores[:, 0] >= scores[:, 1], 3, 8))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(scores, session.run(["y1"], {"x0": x})[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("trees", [1, 3, 16, 45])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_rows_and_trees(trees: int, threads: int) -> None:
+    """Rows and trees of which neither fills what is walked at once, known and symbolic."""
+    rng = np.random.default_rng(trees)
+    given = forest(rng, trees, 8, 5, MODES[:2], True)
+    leaves = given.pop("leaves")
+    given |= weights("target", leaves, [0, 1], rng, False)
+    for rows in (None, 1, 31, 32, 33, 200):
+        model = ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=2, **given)
+        if rows is not None:
+            model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = rows
+        module = tc.compile(model, threads=threads)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        for count in (rows,) if rows is not None else (0, 1, 2, 47, 300):
+            x = np.round(rng.standard_normal((count, 5)) * 4).astype(np.float32) / 4
+            x[::7, 2] = np.nan
+            np.testing.assert_allclose(module(x), session.run(None, {"x0": x})[0], rtol=1e-5, atol=1e-5)
+
+
+def test_features_that_are_known_late_are_asked_for() -> None:
+    rng = np.random.default_rng(3)
+    trees = forest(rng, 3, 3, 5, MODES[:1], False)
+    given = weights("target", trees.pop("leaves"), [0], rng, False)
+    module = tc.compile(ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=1, **trees, **given))
+    last = max(feature for feature, mode in zip(trees["nodes_featureids"], trees["nodes_modes"], strict=True) if mode != "LEAF")
+
+    module(floats(4, last + 1))
+    with pytest.raises(InputError, match=f"TreeEnsembleRegressor: feature {last} of "):
+        module(floats(4, last))
 
 
 @pytest.mark.parametrize("aggregate", [0, 1, 2, 3])

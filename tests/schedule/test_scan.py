@@ -71,6 +71,17 @@ def test_rows_are_cut_for_threads_or_where_the_row_before_would_be_gone(shape: t
     assert [choice.value for choice in made.choices if choice.knob.name.endswith("/strip")] == [strip]
 
 
+@pytest.mark.parametrize("rows, trees, unrolled", [(100, 40, 16), (1, 5, 4), (3, 1, 2)])
+def test_a_fold_goes_on_for_some_results_at_once(rows: int, trees: int, unrolled: int) -> None:
+    arrays = [np.zeros((rows, 3), np.float32), np.zeros((7, 4), np.uint32), np.zeros(trees, np.uint32)]
+    func = make_prim_func(OPS["walk_trees"], arrays, {"depth": 4, "comparisons": ("less",)})
+
+    made = apply_rules(func, Target.parse("x86-64-v3:cores=2"))
+
+    text = print_ir(made.func)
+    assert made.rule == "fold" and "scope='register'" in text and f"unrolled({unrolled})" in text and ("parallel(" in text) == (rows == 100)
+
+
 def test_not_a_number_stays_in_its_own_row() -> None:
     x = np.ones((20, 30), np.float32)
     x[3, 5], x[7, 0] = np.nan, np.inf

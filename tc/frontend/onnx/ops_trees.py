@@ -1,24 +1,26 @@
 """Ensembles of trees of the domain "ai.onnx.ml".
 
-All trees of all rows walk at once, without branches: the nodes are in constant tables, a leaf follows itself, and every step looks up what
-the node of each (row, tree) compares and where it goes from there, as often as the deepest tree has levels.
+All rows walk all trees without branches: the nodes are in constant tables, a leaf follows itself, and every step looks up what the node
+of a (row, tree) compares and where it goes from there, as often as the deepest tree has levels (`walk_trees`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
-from tc.frontend.onnx.control_flow import bind_loop
-from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_ml import DOMAIN, as_floats, labelled, rows
 from tc.frontend.onnx.values import ModelValue, constant_value
 from tc.ir.dtype import f32, f64, i64
 from tc.ir.expr import Const, const
+from tc.ops.registry import require
+from tc.ops.trees import MOST_FEATURES, node_words
 
 _COMPARISONS = {
     "BRANCH_LEQ": "less_equal",
@@ -62,36 +64,21 @@ class Forest:
 
 
 def _walk(n: NodeContext, forest: Forest, x: ModelValue) -> ModelValue:
-    """i64[rows, trees]: the leaf at which each row ends in each tree."""
+    """u32[rows, trees]: the leaf at which each row ends in each tree."""
     features, used = x.shape[1], forest.feature[~forest.leaves]
     if used.size and (used.min() < 0 or (isinstance(features, Const) and used.max() >= int(features))):
         raise ShapeError(f"{n.op_type}: feature {used.max() if used.min() >= 0 else used.min()} of {x.type}")
-    names = [name for name in _COMPARISONS if (forest.mode == name).any()]
-    tables = {name: constant_value(getattr(forest, name)) for name in ("feature", "yes", "no", "missing")}
-    values = n.const(forest.value, x.dtype)
-    kinds = constant_value(np.array([names.index(m) if m in names else 0 for m in forest.mode], np.int64))
-
-    def step(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
-        node = carried[0]
-
-        def at(table: ModelValue) -> ModelValue:
-            return c.call("gather", table, node, axis=0, in_range=True)
-
-        found = c.call("gather_elements", x, at(tables["feature"]), axis=1)
-        goes = c.call(_COMPARISONS[names[0]], found, at(values))
-        for k, name in enumerate(names[1:], 1):
-            is_it = c.call("equal", at(kinds), c.const(k, i64))
-            goes = c.call("where", is_it, c.call(_COMPARISONS[name], found, at(values)), goes)
-        if forest.missing.any():
-            lost = c.call("logical_and", c.call("is_nan", found), at(tables["missing"]))
-            goes = c.call("logical_or", goes, lost)
-        return None, [c.call("where", goes, at(tables["yes"]), at(tables["no"]))], []
-
-    start = n.call("expand", constant_value(forest.roots[None]), shape=(x.shape[0], const(len(forest.roots))))
-    depth = forest.depth()
-    if not depth or not names:
-        return start
-    return bind_loop(n, const(depth), None, [start], step, f"{n.place_here}/walk")[0]
+    if used.size and used.max() >= MOST_FEATURES:
+        raise UnsupportedError(f"{n.op_type}: feature {used.max()}", code="TC1022")
+    if used.size:
+        n.graph.state(partial(require, const(int(used.max())) < features, f"{n.op_type}: feature {used.max()} of {x.type}"), n.span)
+    names = [name for name in _COMPARISONS if (forest.mode == name).any()] or ["BRANCH_LEQ"]
+    kinds = np.array([names.index(mode) if mode in names else 0 for mode in forest.mode])
+    missing = forest.missing & ~forest.leaves
+    nodes = node_words(forest.feature, forest.value.astype(x.dtype.numpy), forest.yes, forest.no, kinds, missing)
+    tables = constant_value(nodes), constant_value(forest.roots.astype(np.uint32))
+    comparisons = tuple(_COMPARISONS[name] for name in names)
+    return n.call("walk_trees", x, *tables, depth=forest.depth(), comparisons=comparisons, missing=bool(missing.any()))
 
 
 def _scores(

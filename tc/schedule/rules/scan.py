@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tc.ir.expr import Var
 from tc.ir.loop import AxisKind
-from tc.ir.uses import variables
+from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, block_infos
-from tc.schedule.rules.common import extent_value, known_product, set_parallel, stream_lanes
-from tc.schedule.rules.tile import peel
+from tc.schedule.rules.common import extent_value, known_product, loops_inside, set_parallel, stream_lanes
+from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.tile import cut_and_peel, peel
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -15,6 +17,11 @@ CHAINS = 8
 
 VECTORS = 4
 """Vectors that are gone through without a loop."""
+
+ROWS = 32
+"""Rows for which a fold is gone through one after the other, before the results beside them: what these look up is near then.
+
+Source: the tree-block by row-block order of compiled forests (Treebeard; Prasad, Rajendra, Govindarajan, 2022)."""
 
 STRIP = 1024
 """Elements of a row that are read and written one after the other, before those behind them: few are left in the first cache."""
@@ -28,17 +35,25 @@ def schedule_scan(schedule: Schedule, target: Target) -> str | None:
 
     for o: for t: for i: ...      =>      parallel o, strips: for t: for io: for iu in unrolled(4): for ii in vectorized: ...
     for o: for t: ...             =>      parallel oo: for t: for oi in unrolled(8): ...
+    for r: for o: fold t          =>      parallel ro, oo: for ri in 32: for t: for oi in unrolled(16): ..., in registers
     """
     infos = block_infos(schedule.func)
-    if len(infos) != 1 or infos[0].block.init is not None:
+    if len(infos) != 1:
         return None
     info = infos[0]
     ordered = [axis for axis in info.block.axes if axis.kind is AxisKind.ORDERED]
-    loops = list(schedule.loops_of(info.name))
-    if len(ordered) != 1 or len(loops) != len(info.block.axes) or any(a.kind is AxisKind.REDUCTION for a in info.block.axes):
+    if len(ordered) != 1 or any(axis.kind is AxisKind.REDUCTION for axis in info.block.axes):
         return None
-    (own,) = [loop for loop, stmt in zip(loops, info.loops, strict=True) if stmt.var in variables(ordered[0].value)]
+    loops = list(schedule.loops_of(info.name))
+    driving = [loop for loop, stmt in zip(loops, info.loops, strict=True) if stmt.var in variables(ordered[0].value)]
+    if len(driving) != 1:
+        return None
+    (own,) = driving
     others = [loop for loop in loops if loop != own]
+    if info.block.init is not None:
+        return _beside_results(schedule, info, ordered[0].var, own, others)
+    if len(loops) != len(info.block.axes):
+        return None
     if loops[-1] != own:
         _beside_vectors(schedule, info, own, others, target)
     elif others:
@@ -95,3 +110,35 @@ def _beside_rows(schedule: Schedule, info: BlockInfo, own: str, others: list[str
     if extent is None or extent % chains:
         peel(schedule, around)
     set_parallel(schedule, info.name, [*outer, around], known_product(schedule, [own]) * chains)
+
+
+def _beside_results(schedule: Schedule, info: BlockInfo, order: Var, own: str, others: list[str]) -> str | None:
+    """Some results of a fold, which goes on for all of them at once, in registers; None where data say how many steps there are."""
+    steps, sizes = extent_value(schedule, own), [extent_value(schedule, loop) for loop in others]
+    many = [size for size in sizes if size != 1]
+    if not many or steps is None or len(info.written_buffers) != 1:
+        return None
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if many[-1] is None or count <= many[-1]]
+    chains = schedule.choose(info.name, "chains", counts, max(count for count in counts if count <= 2 * CHAINS))
+    copy = schedule.cache_write(info.name, "local")
+    *front, last = sorted(schedule.loops_of(copy), key=lambda loop: extent_value(schedule, loop) != 1)  # those of one iteration first
+    results = cut_and_peel(schedule, last, chains)
+    whole, anchor = [*front, results.around], results.around
+    if len(many) > 1:
+        rows = cut_and_peel(schedule, front.pop(), ROWS)
+        whole, anchor = [*front, rows.around, results.around], rows.inside
+        schedule.reorder(*whole, rows.inside, results.inside)
+    elif front:
+        schedule.reorder(*whole, results.inside)
+    schedule.unroll(results.inside)
+    schedule.compute_at(info.name, anchor)
+    inside = loops_inside(schedule, info.name, anchor)
+    (own,) = driving_loops(block_info(schedule, info.name), inside, (order,))
+    few = next(loop for loop in inside if loop != own and extent_value(schedule, loop) == chains)
+    schedule.reorder(own, few)
+    schedule.unroll(few)
+    schedule.set_scope(block_info(schedule, info.name).written_buffers[0].name, "register")
+    schedule.decompose_reduction(info.name, own)
+    lookups = sum(any(map(reads_memory, load.indices)) for load in info.reads)
+    set_parallel(schedule, copy, whole, steps * chains * (ROWS if len(many) > 1 else 1) * (1 + 4 * lookups))
+    return "fold"
