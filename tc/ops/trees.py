@@ -76,6 +76,8 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
             goes = logical_or(goes, logical_and(is_missing, logical_not(equal(found, found))))
         return select(goes, nodes[at, _YES], nodes[at, _NO])
 
+    if attrs.depth == 0:
+        return te.compute(types[0].shape, lambda row, tree: roots[tree], "walk_trees")
     return te.fold(types[0].shape, lambda *axes: const(attrs.depth), lambda row, tree: roots[tree], step, "walk_trees")
 
 

@@ -20,9 +20,9 @@ OPAQUE = {
     *("cumsum", "cumprod", "scatter_elements", "scatter_nd", "topk", "count_nonzero", "nonzero_at"),
     *("kept_boxes", "box_rows", "transforms"),
     *("cumsum_parallel", "topk_parallel", "scatter_elements_parallel", "scatter_nd_parallel"),
-    *("roi_align", "roi_max", "determinant", "equal_slices", "group_numbers"),
+    *("roi_align", "roi_max", "determinant", "equal_slices", "group_numbers", "walk_trees"),
 }
-"""Operators one stage of which writes its result in its own way, or as often as data say."""
+"""Operators one stage of which writes its result in its own way, in an order, or as often as data say."""
 
 
 def made_again(func: PrimFunc) -> PrimFunc:

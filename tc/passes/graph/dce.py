@@ -31,9 +31,7 @@ def _clean(func: Function, live: set[Node], outer: frozenset[Node]) -> Function:
             continue
         cleaned = _clean_bodies(binding, live, known[index])
         changed = changed or cleaned is not binding
-        for atom in atoms_of(cleaned.value):
-            _use(atom, live)
-        _use_dims(cleaned, live)
+        live.update(_used(cleaned))
         kept.append(cleaned)
     return replace(func, bindings=tuple(reversed(kept))) if changed else func
 
@@ -45,7 +43,7 @@ def _found_dims(func: Function, outer: frozenset[Node]) -> tuple[list[frozenset[
     known: list[frozenset[Node]] = []
     for binding in func.bindings:
         known.append(seen)
-        new = _NONE.union(*(_type_dims(target) for target in binding.targets)) - seen
+        new = _result_dims(binding) - seen
         found.append(new)
         read = binding.value.dims if isinstance(binding.value, ReadDims) else ()
         if new or read:  # else the same set is that of the next one, too
@@ -90,12 +88,20 @@ def _clean_bodies(binding: Binding, live: set[Node], known: frozenset[Node]) -> 
     return replace(binding, value=map_bodies(binding.value, lambda body: _clean(body, live, known)))
 
 
-def _use_dims(binding: Binding, live: set[Node]) -> None:
-    """Dims that a binding mentions in its result types and attributes are in use."""
-    for target in binding.targets:
-        live.update(_type_dims(target))
+@cached_on_node
+def _result_dims(binding: Binding) -> frozenset[Node]:
+    return _NONE.union(*map(_type_dims, binding.targets))
+
+
+@cached_on_node
+def _used(binding: Binding) -> frozenset[Node]:
+    """What a binding uses beside what its bodies do: variables, their dims, and the dims that its result types and attributes mention."""
+    live: set[Node] = set(_result_dims(binding))
+    for atom in atoms_of(binding.value):
+        _use(atom, live)
     for name in ("attrs", "dims", "trip_count"):
         live.update(_vars_in(getattr(binding.value, name, ())))
+    return frozenset(live)
 
 
 def _vars_in(value: object) -> frozenset[Node]:

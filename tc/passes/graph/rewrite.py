@@ -8,6 +8,8 @@ variables. Tests run the example of every rule through the interpreter, before a
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
@@ -212,7 +214,7 @@ class _Rewriter:
     changed: bool = False
     renamed: dict[TensorVar, Atom] = field(default_factory=dict)
     definitions: dict[TensorVar, Binding] = field(default_factory=dict)
-    uses: dict[TensorVar, int] = field(default_factory=dict)
+    uses: Counter[Any] = field(default_factory=Counter)
     looked_at: dict[TensorVar, None] = field(default_factory=dict)
 
     @cached_property
@@ -250,26 +252,24 @@ class _Rewriter:
         return new if self.changed else func
 
     def _count_uses(self, func: Function) -> None:
-        stack: list[Node] = [func]
-        while stack:
-            node = stack.pop()
-            if isinstance(node, Function):
-                stack.extend(node.bindings)
-                for result in node.results:
-                    if isinstance(result, TensorVar):
-                        self.uses[result] = self.uses.get(result, 0) + 2  # results must stay: never of single use
-            elif isinstance(node, Binding):
-                for part in atoms_of(node.value):
-                    if isinstance(part, TensorVar):
-                        self.uses[part] = self.uses.get(part, 0) + 1
-                stack.extend(bodies_of(node.value))
+        functions = [func]
+        while functions:
+            inner = functions.pop()
+            calls = [binding.value.args for binding in inner.bindings if isinstance(binding.value, Call)]
+            self.uses.update(itertools.chain.from_iterable(calls))  # literals, too, which nobody asks for
+            for binding in inner.bindings:
+                if not isinstance(binding.value, Call):
+                    self.uses.update(atoms_of(binding.value))
+                    functions += bodies_of(binding.value)
+            self.uses.update((*inner.results, *inner.results))  # results must stay: never of single use
 
     def _rebuild(self, func: Function) -> Function:
         bindings: list[Binding] = []
         for old in func.bindings:
             binding = self._renamed_binding(old)
             bindings.append(binding)
-            self.definitions.update(dict.fromkeys(binding.targets, binding))
+            for target in binding.targets:
+                self.definitions[target] = binding
             if isinstance(binding.value, Call) and binding.targets and binding.value.op in self.by_op and not self._is_declined(binding):
                 self.looked_at = {}
                 if not self._try_rules(binding, bindings):
@@ -283,8 +283,8 @@ class _Rewriter:
         return atom
 
     def _renamed_binding(self, binding: Binding) -> Binding:
-        value = binding.value
-        if not self.renamed and not isinstance(value, (If, Loop)):
+        value, renamed = binding.value, self.renamed
+        if not isinstance(value, (If, Loop)) and (not renamed or (isinstance(value, Call) and renamed.keys().isdisjoint(value.args))):
             return binding
         renames = {a: self._atom(a) for a in atoms_of(value) if a in self.renamed}
         changes = {body_name: self._rebuild(body) for body_name, body in _named_bodies(value)}
@@ -318,14 +318,12 @@ class _Rewriter:
                     made = replace(made, span=None if span is None else span.in_place_of(nodes))
                     bindings.append(made)
                     self.definitions.update(dict.fromkeys(made.targets, made))
-                    for part in atoms_of(made.value):
-                        if isinstance(part, TensorVar):
-                            self.uses[part] = self.uses.get(part, 0) + 1
+                    self.uses.update(atoms_of(made.value))
                 for target, found in zip(binding.targets, results, strict=True):
                     assert found is not None
                     self.renamed[target] = found
                     if isinstance(found, TensorVar):  # it has the uses of what it takes the place of
-                        self.uses[found] = self.uses.get(found, 0) + self.uses.get(target, 0)
+                        self.uses[found] += self.uses[target]
                 del bindings[place]  # nothing refers to it any more, and it must not match again
                 self.changed = True
                 return True
