@@ -229,12 +229,11 @@ class _Group:
         def block(b: Expr) -> Stmt:
             start = b * BLOCK
 
-            def one(j: Expr) -> Stmt:
-                place = start + j
-                return If(place < lines.k, kept.append(tile, j, place), kept.put_in(tile, j, place))
-
             count = te.minimum(lines.size - start, const(BLOCK))
-            return seq(self._copy(tile, start, count), loop(count, one, "j"))
+            begins = te.minimum(te.maximum(lines.k - start, const(0)), count)
+            append = loop(begins, lambda j: kept.append(tile, j, start + j), "j")
+            put_in = loop(count - begins, lambda j: kept.put_in(tile, begins + j, start + begins + j), "j")
+            return seq(self._copy(tile, start, count), append, put_in)
 
         return scratch([tile], loop(ceildiv(lines.size, BLOCK), block, "b"))
 
