@@ -35,6 +35,9 @@ LATER_CHAIN = 2
 MOST_LEVELS = 2
 """How often a reduction of symbolic extent is cut in parts: what remains then is short for all that fits in memory."""
 
+FEW_LANES = 4
+"""Lanes in which pairs of partial results, such as a largest one and its place, are combined before that is done one after the other."""
+
 FEW_VECTORS = 8
 """Vectors of a row that are taken one after the other without a loop."""
 
@@ -211,6 +214,8 @@ def _in_lanes(
     schedule.decompose_reduction(partial, (steps or [inner])[0])
     for each in (f"{partial}_init", partial):
         vectorize_tile(schedule, schedule.loops_of(each)[-1], lanes)
+    if not is_one and lanes * accumulators >= FEW_LANES**2:
+        _in_few_lanes(schedule, name)
     final_loop = schedule.loops_of(name)[-1]
     schedule.decompose_reduction(name, final_loop)
     schedule.unroll(final_loop)
@@ -223,6 +228,19 @@ def _in_lanes(
             schedule.set_scope(buffer.name, "local")
         else:
             schedule.set_scope(buffer.name, "register")
+
+
+def _in_few_lanes(schedule: Schedule, name: str) -> None:
+    """Combine the partial results of lanes in few lanes first: one after the other, each step waits for the one before."""
+    _, few = schedule.split(schedule.loops_of(name)[-1], FEW_LANES)
+    part = schedule.rfactor(name, few)
+    along = schedule.loops_of(part)[-2]
+    schedule.decompose_reduction(part, along)
+    for each in (f"{part}_init", part):
+        vectorize_tile(schedule, schedule.loops_of(each)[-1], FEW_LANES)
+    schedule.unroll(along)
+    for buffer in block_info(schedule, part).written_buffers:
+        put_last(schedule, buffer)
 
 
 def _in_parts(
