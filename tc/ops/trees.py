@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.dtype import f32, f64, i64, u32, u64
-from tc.ir.expr import Expr, call, cast, const, equal, logical_and, logical_not, logical_or, select
+from tc.ir.expr import Const, Expr, call, cast, const, equal, is_const, logical_and, logical_not, logical_or, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, operand
@@ -25,7 +25,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "equal": lambda x, value: equal(x, value),
     "not_equal": lambda x, value: logical_not(equal(x, value)),
 }
-_WORDS = {f32: 4, f64: 5}
+_FLOATS = {4: f32, 5: f64}
 _FEATURE, _YES, _NO, _VALUE = range(4)
 _KIND_BITS, _FEATURE_BITS = 3, 28
 MOST_FEATURES = 1 << _FEATURE_BITS
@@ -43,9 +43,10 @@ def node_words(
 
 def _infer(types: Types, attrs: Attrs) -> TensorType:
     x, nodes, roots = (operand(types, k, "walk_trees") for k in range(3))
-    if x.rank != 2 or x.dtype not in _WORDS or nodes.rank != 2 or roots.rank != 1 or (nodes.dtype, roots.dtype) != (u32, u32):
-        raise ShapeError(f"walk_trees: f32 or f64 [rows, features], u32 [nodes, words] and u32 [trees], not {x}, {nodes}, {roots}")
-    require(equal(nodes.shape[1], _WORDS[x.dtype]), f"walk_trees: {nodes} has not {_WORDS[x.dtype]} words for a node")
+    if x.rank != 2 or not x.dtype.is_float or nodes.rank != 2 or roots.rank != 1 or (nodes.dtype, roots.dtype) != (u32, u32):
+        raise ShapeError(f"walk_trees: floats [rows, features], u32 [nodes, words] and u32 [trees], not {x}, {nodes}, {roots}")
+    if not (isinstance(nodes.shape[1], Const) and nodes.shape[1].value in _FLOATS):
+        raise ShapeError(f"walk_trees: {nodes} has not 4 or 5 words for a node")
     if attrs.depth > 0:
         for what, dim in (("features", x.shape[1]), ("nodes", nodes.shape[0])):
             require(const(1) <= dim, f"walk_trees: there are no {what}")
@@ -66,8 +67,9 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
     def step(node: Expr, row: Expr, tree: Expr, level: Expr) -> Expr:
         at = held(node, nodes.shape[0])
         word = nodes[at, _FEATURE]
+        against = _value(nodes, at)
         found = x[row, held(word if is_plain else bits(word, 0, _FEATURE_BITS), x.shape[1])]
-        against = _value(nodes, at, found)
+        found, against = (cast(found, f64), cast(against, f64)) if f64 in (x.dtype, against.dtype) else (cast(found, f32), against)
         goes = _COMPARISONS[names[0]](found, against)
         for k, name in enumerate(names[1:], 1):
             goes = select(equal(bits(word, _FEATURE_BITS, _KIND_BITS), const(k, u32)), _COMPARISONS[name](found, against), goes)
@@ -81,9 +83,9 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
     return te.fold(types[0].shape, lambda *axes: const(attrs.depth), lambda row, tree: roots[tree], step, "walk_trees")
 
 
-def _value(nodes: Tensor, at: Expr, like: Expr) -> Expr:
+def _value(nodes: Tensor, at: Expr) -> Expr:
     low = nodes[at, _VALUE]
-    if like.dtype is f32:
+    if is_const(nodes.shape[1], _VALUE + 1):
         return call("float_of_bits", low)
     high = call("shift_left", cast(nodes[at, _VALUE + 1], u64), const(32, u64))
     return call("float_of_bits", call("bit_or", cast(low, u64), high))
@@ -94,7 +96,8 @@ def _run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert x is not None and nodes is not None and roots is not None
     ways = {"less_equal": np.less_equal, "less": np.less, "greater_equal": np.greater_equal, "greater": np.greater,
             "equal": np.equal, "not_equal": np.not_equal}
-    word, value = nodes[:, _FEATURE], np.ascontiguousarray(nodes[:, _VALUE:]).view(x.dtype)[:, 0]
+    word, value = nodes[:, _FEATURE], np.ascontiguousarray(nodes[:, _VALUE:]).view(_FLOATS[nodes.shape[1]].numpy)[:, 0]
+    x = x.astype(np.result_type(x.dtype, value.dtype) if x.dtype.kind == "f" else value.dtype)
     feature, kind = word & (MOST_FEATURES - 1), word >> _FEATURE_BITS & ((1 << _KIND_BITS) - 1)
     node = np.broadcast_to(roots, (len(x), len(roots)))
     for _ in range(attrs.depth):
@@ -122,12 +125,14 @@ def _samples(rng: np.random.Generator) -> Any:
         plain = nodes & np.array([MOST_FEATURES - 1] + [2**32 - 1] * (nodes.shape[1] - 1), np.uint32)
         roots = own[:, 0].astype(np.uint32)
         yield [x, plain, roots], {"depth": 2, "comparisons": ("less_equal",)}
+        yield [x.astype(np.float64), plain, roots], {"depth": 2, "comparisons": ("less_equal",)}
         yield [x, nodes, roots], {"depth": 3, "comparisons": ("less", "not_equal", "greater_equal"), "missing": True}
         yield [x, nodes, roots], {"depth": 0, "comparisons": ("greater",), "missing": True}
 
 
 register(OpDef("walk_trees", _infer, _run, _compute, {"depth": REQUIRED, "comparisons": REQUIRED, "missing": False}, samples=_samples))
-"""The node, u32 [rows, trees], at which each row of x [rows, features] is in each tree after `depth` steps from its root.
+"""The node, u32 [rows, trees], at which each row of x [rows, features], floats of any kind, is in each tree after `depth` steps from its
+root.
 
 A node is a row of `node_words`: it goes to `yes` where `x[row, feature]` compares with its value as `comparisons[kind]` says, or is NaN
 and the node says so, if `missing`; else to `no`. A leaf goes to itself. Without other kinds than the first and without `missing` the bits

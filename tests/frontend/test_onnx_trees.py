@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 import tc
 from tc.errors import InputError, ModelError, ShapeError
+from tc.stages import interpret_in_f64
 from tests.frontend.test_onnx_ml import DOUBLE, I64, F, S, check, floats, ml
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
@@ -143,6 +144,19 @@ def test_any_number_of_rows_and_trees(trees: int, threads: int) -> None:
             x = np.round(rng.standard_normal((count, 5)) * 4).astype(np.float32) / 4
             x[::7, 2] = np.nan
             np.testing.assert_allclose(module(x), session.run(None, {"x0": x})[0], rtol=1e-5, atol=1e-5)
+
+
+def test_other_precisions_walk_the_same_ways() -> None:
+    """Values of nodes are words among integers: what makes floats wider or narrower does not see them."""
+    rng = np.random.default_rng(8)
+    trees = forest(rng, 5, 6, 5, MODES[:1], False)
+    given = weights("target", trees.pop("leaves"), [0], rng, False)
+    model, x = ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=1, **trees, **given), floats(40, 5)
+    wanted = tc.compile(model)(x)
+
+    np.testing.assert_allclose(next(iter(interpret_in_f64(model, {"x0": x}).values())), wanted, rtol=1e-5, atol=1e-6)
+    for precision in ("bf16", "f16", "mixed:1e-3"):
+        np.testing.assert_allclose(tc.compile(model, precision=precision, calibration=[{"x0": x}])(x), wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_features_that_are_known_late_are_asked_for() -> None:
