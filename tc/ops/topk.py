@@ -30,6 +30,9 @@ from tc.te import Tensor
 BLOCK = 32
 """Elements of which one test says that none of them is among the first, at most."""
 
+LONG = 8
+"""Times as many elements as there are groups of them: in so long a row it pays to look for a bound before any is kept."""
+
 SPARE = 256
 """Elements more than twice those kept for which there is room between two sorts, at most."""
 
@@ -80,8 +83,31 @@ def first_of_row(size: Expr, k: Expr, key: Callable[[Expr], Expr], use: Callable
         return seq(If(b < blocks, look(b)), If(is_full, cut()))
 
     rest = loop(first, lambda i: let(key(i), lambda own: append(own, i), "key"))
-    fill = seq(put(limit, const((1 << kind.bits) - 1, kind)), rest, loop(blocks + 1, round_, "b"))
+    begin = seq(put(limit, const((1 << kind.bits) - 1, kind)), _bound(pairs, size, k, key, limit))
+    fill = seq(begin, rest, loop(blocks + 1, round_, "b"))
     return scratch((*pairs.buffers, limit, near, least), seq(start, fill, use(pairs)))
+
+
+def _bound(pairs: Pairs, size: Expr, k: Expr, key: Callable[[Expr], Expr], limit: Buffer) -> Stmt:
+    """Lower the `limit` of a long row to a key that k others do not exceed: the k-th least of the least ones of groups of places.
+
+    A group is every n-th place, so that in rows of any order few more than k keys are below. The pairs are none again.
+    """
+    if not isinstance(k, Const) or k.value < 1:
+        return seq()
+    groups = max(64, -(-5 * int(k.value) // (2 * LANES)) * LANES)
+    if not isinstance(pairs.room, Const) or pairs.room.value < groups:
+        return seq()
+    mins = Buffer("mins", (const(groups),), pairs.kind)
+
+    def row(j: Expr) -> Stmt:
+        return vector_loops(groups, lambda i: Store(mins, (i,), te.minimum(Load(mins, (i,)), key(j * groups + i))))
+
+    first = vector_loops(groups, lambda i: Store(mins, (i,), key(i)))
+    rest = loop(size // groups - 1, lambda j: row(j + 1), "j")
+    fill = loop(groups, lambda i: pairs.store(i, pairs.made_of(Load(mins, (i,)), i)))
+    chosen = seq(put(pairs.count, groups), sort(pairs), put(limit, pairs.key(k - 1)), put(pairs.count, 0), put(pairs.side, 0))
+    return If(const(LONG * groups) <= size, scratch([mins], seq(first, rest, fill, chosen)))
 
 
 def _less_of_two(source: Buffer, target: Buffer, width: int, lane: Expr) -> Stmt:

@@ -110,6 +110,28 @@ def test_orders_that_make_most_work(order: str) -> None:
             assert np.signbit(values).all() == (order == "same")
 
 
+@pytest.mark.parametrize("k", [1, 25, 26, 50, 300])
+@pytest.mark.parametrize("dtype", ["f4", "i1", "i8"])
+def test_a_bound_that_is_looked_for_first_loses_nothing(k: int, dtype: str) -> None:
+    """Rows around the length from which on it is, whose first elements all are of one group of places, or equal, or hardly any number."""
+    rng = np.random.default_rng(k)
+    module = topk_module(dtype, k, 0, False, ["n"])
+    groups = max(64, -(-5 * k // 32) * 16)
+    for size in (max(k, 8 * groups - 1), 8 * groups, 8 * groups + 1, 20 * groups + 37):
+        places = np.arange(size)
+        for x in (
+            np.where(places % groups == 5, -places % 99, 100),
+            np.where(places % 7 == 0, rng.integers(0, 3, size), 3),
+            rng.integers(-100, 100, size),
+        ):
+            x = x.astype(dtype)
+            if dtype == "f4":
+                x[rng.random(size) < 0.9] = np.nan
+            values, found = module(x)
+            np.testing.assert_array_equal(found, sorted_places(x, 0, False)[:k])
+            np.testing.assert_array_equal(values, x[found])
+
+
 @pytest.mark.parametrize("k", [0, 1, 30, 2500])
 @pytest.mark.parametrize("kind", ["known", "given", "dim"])
 def test_sizes_that_are_known_when_it_runs(kind: str, k: int) -> None:
