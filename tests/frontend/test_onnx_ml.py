@@ -83,13 +83,13 @@ def test_binarizer_array_feature_extractor_and_feature_vectorizer() -> None:
     check(model, [floats(4, 3), floats(4, 2)])
 
 
-def test_widths_that_are_known_late_are_asked_for() -> None:
-    model = ml("FeatureVectorizer", [(F, 2), (F, 2)], [F], inputdimensions=[3, 2])
-
-    check(model, [floats(4, 3), floats(4, 2)])
-    names = [info.name for info in model.graph.input]
-    with pytest.raises(InputError, match=r"FeatureVectorizer.*is not \[rows, 3\]"):
-        tc.compile(model).run(dict(zip(names, [floats(4, 2), floats(4, 2)], strict=True)))
+def test_inputs_of_other_widths_are_cut_or_filled_up() -> None:
+    for columns in ((3, 2), (4, 2), (2, 5), (0, 1)):
+        for is_known in (False, True):
+            model = ml("FeatureVectorizer", [(F, 2), (F, 2)], [F], inputdimensions=[3, 2])
+            for info, width in zip(model.graph.input, columns if is_known else (), strict=is_known):
+                info.type.tensor_type.shape.dim[1].dim_value = width
+            check(model, [floats(4, width) for width in columns])
 
 
 def test_imputer() -> None:

@@ -6,7 +6,6 @@ What these do where ONNX leaves it open is what onnxruntime does. A node that an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from tc.frontend.onnx.values import MapsValue, ModelValue, StringsValue, constan
 from tc.ir.arith import prove
 from tc.ir.dtype import f32, f64, i64
 from tc.ir.expr import const, equal
-from tc.ops.registry import require
 
 DOMAIN = "ai.onnx.ml"
 
@@ -109,16 +107,23 @@ def import_imputer(n: NodeContext) -> NodeResult:
 
 @onnx_op("FeatureVectorizer", domain=DOMAIN)
 def import_feature_vectorizer(n: NodeContext) -> NodeResult:
-    """The inputs side by side, [rows, features], each of the width that the node says."""
+    """The inputs side by side, [rows, features], each of the width that the node says: cut, or filled up with zeros."""
     values, widths = [as_floats(n, value) for value in n.values()], n.attr("inputdimensions") or []
     if len(values) != len(widths):
         raise NodeError(f"FeatureVectorizer: {len(widths)} widths for {len(values)} inputs")
-    for value, width in zip(values, widths, strict=True):
-        text = f"FeatureVectorizer: {value.type} is not [rows, {width}]"
-        if value.rank != 2 or prove(equal(value.shape[1], width), n.facts) is False:
-            raise UnsupportedError(text, code="TC1014")
-        n.graph.state(partial(require, equal(value.shape[1], width), text), n.span)
-    return n.call("concat", *values, axis=1)
+    return n.call("concat", *(_of_width(n, *each) for each in zip(values, widths, strict=True)), axis=1)
+
+
+def _of_width(n: NodeContext, value: ModelValue, width: int) -> ModelValue:
+    if value.rank != 2:
+        raise UnsupportedError(f"FeatureVectorizer: {value.type} is not [rows, columns]", code="TC1014")
+    if width < 0:
+        raise NodeError(f"FeatureVectorizer: the width {width}")
+    if prove(equal(value.shape[1], width), n.facts) is True:
+        return value
+    shape = value.shape[0], const(width)
+    filled = n.call("concat", value, n.call("full", shape=shape, value=0, dtype=value.dtype), axis=1)
+    return n.call("slice", filled, starts=(0, 0), sizes=shape, steps=(1, 1))
 
 
 @onnx_op("OneHotEncoder", domain=DOMAIN)
