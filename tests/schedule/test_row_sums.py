@@ -14,6 +14,7 @@ from tc.ir.expr import Expr, Var
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
 from tc.ir.parser import parse_module
+from tc.ir.printer import print_ir
 from tc.ir.types import DimFact
 from tc.passes.pipeline import finish_loops
 from tc.schedule.knobs import Decide, Knob, Value, follow
@@ -87,6 +88,33 @@ def test_the_other_way_stays_in_the_space() -> None:
 
 def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     np.testing.assert_allclose(found.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "native"])
+@pytest.mark.parametrize("columns", [2, 3, 5, 6])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.int32])
+def test_rows_that_are_summed_together_are_what_each_is_alone(dtype: type, columns: int, target: str) -> None:
+    """Numbers of rows that fill no tile, known and symbolic, sums that fill no vector, a bias and a relu behind them."""
+    rng = np.random.default_rng(columns)
+    nodes = [node("MatMul", ["a", "b"], "p"), node("Add", ["p", "c"], "q"), node("Max", ["q", "z"], "y")]
+    for batch, rows, depth in ((1, 45, 300), (3, 33, 257)):
+        shapes = ((batch, rows, depth), (depth, columns), (columns,), ())
+        a, b, c, z = (rng.integers(-3, 4, shape).astype(dtype) for shape in shapes)
+        expected = np.maximum(a.astype(float) @ b.astype(float) + c.astype(float), z.astype(float))
+        made = model(nodes, {"a": a}, {"b": b, "c": c, "z": z})
+        for is_symbolic in (False, True):
+            if is_symbolic:
+                made.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "n"
+            module = tc.compile(made, target=target)
+            for count in (rows, 1, 0, 7) if is_symbolic else (rows,):
+                (found,) = module.run({"a": a[:, :count]}).values()
+                np.testing.assert_array_equal(found.astype(float), expected[:, :count].astype(dtype).astype(float))
+
+
+def test_rows_are_summed_together_in_registers() -> None:
+    text = print_ir(finish_loops(apply_rules(product(1, 500, 300, 3), WIDE).func))
+
+    assert "8, 3, 16], scope='register')" in text
 
 
 def test_what_precedes_and_follows_a_product_with_a_vector_is_kept() -> None:

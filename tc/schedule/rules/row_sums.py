@@ -6,16 +6,22 @@ apart as the matrix is wide, and lanes that belong to them are loaded one by one
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from math import log2, prod
 
 from tc.cost.rates import L2_STREAMS
 from tc.cost.typical import USUAL_PRODUCT
-from tc.ir.expr import Const, Load, Var, is_const
+from tc.ir.expr import Const, Load, Var, const, is_const
 from tc.ir.uses import reads_memory
 from tc.schedule.analysis import Contraction, block_infos
-from tc.schedule.rules.common import lanes_for
-from tc.schedule.rules.operands import moves_apart
+from tc.schedule.rules.common import extent_value, known_product, lanes_for, loops_inside, set_parallel
+from tc.schedule.rules.epilogue import block_info, driving_loops
+from tc.schedule.rules.operands import LONGEST_CHAIN, moves_apart
+from tc.schedule.rules.partial_sums import put_last
 from tc.schedule.rules.reduction import schedule_rows
+from tc.schedule.rules.spatial import schedule_block
+from tc.schedule.rules.tile import cut_and_peel, peel, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -26,6 +32,15 @@ ROW_CYCLES = 20.0
 
 TREE_CYCLES = 3.0
 """What halving a vector of partial sums takes: a shuffle and an addition, after the one before."""
+
+REGISTERS = 24
+"""Vectors in which sums of a tile are made, of the 32 that there are; half of that where there are 16."""
+
+LEAST_ROWS = 2
+"""Rows of a tile: of fewer, nothing is read once for several."""
+
+LEAST_TERMS = 256
+"""Terms of shorter sums are few beside the trees that they end in."""
 
 COPY_CYCLES = 1.0
 """What copying an element across takes."""
@@ -46,15 +61,85 @@ def schedule_row_sums(schedule: Schedule, contraction: Contraction, target: Targ
     is_copied = not _lies_along(other, depth)
     if is_copied and not _can_turn(schedule, contraction, depth):
         return None
-    pays = _pays(contraction, depth, is_copied, target)
+    tile = _tile(contraction, depth, target)
+    pays = _pays(contraction, depth, is_copied, target, tile)
     if schedule.choose(name, "lanes", ("columns", "depth"), "depth" if pays else "columns", ordered=False) == "columns":
         return None
     if is_copied:
         *batch, row, column = (f"a{d}" for d in range(len(other.indices)))
         schedule.cache_read(name, other.buffer.name, "global", f"{', '.join([*batch, row, column])} -> {', '.join([*batch, column, row])}")
-    infos = block_infos(schedule.func)
-    before = [info.name for info in infos[: [info.name for info in infos].index(name)]]
+    names = [info.name for info in block_infos(schedule.func)]
+    before, after = names[: names.index(name)], names[names.index(name) + 1 :]
+    if tile is not None and len(after) <= 1:
+        made = schedule.attempt(partial(_schedule_tiles, schedule, contraction, depth, tile, target), "row_sums")
+        if made is not None:
+            for each in before:
+                schedule_block(schedule, each, target)
+            return made
     return schedule_rows(schedule, target, before)
+
+
+def _tile(contraction: Contraction, depth: Var, target: Target) -> int | None:
+    """Rows of which all columns are summed at once, each number in a vector of its own; None where that is not possible.
+
+    What is read of the other operand, which no first cache holds beside a row, serves them all. A sum is one chain in each lane.
+    """
+    extents = {axis.var: axis.extent for axis in contraction.info.block.axes}
+    columns = [extents[axis] for axis in contraction.columns]
+    terms, rows = extents[depth], extents[contraction.rows[-1]] if contraction.rows else const(1)
+    if not isinstance(terms, Const) or not LEAST_TERMS <= terms.value <= LONGEST_CHAIN:
+        return None
+    count = prod(int(extent.value) for extent in columns if isinstance(extent, Const))
+    most = (REGISTERS if target.vector_bits == 512 else REGISTERS // 2) // count
+    tile = 1 << min(3, most.bit_length() - 1) if most else 0
+    return tile if tile >= LEAST_ROWS and (not isinstance(rows, Const) or rows.value >= 4 * tile) else None
+
+
+def _schedule_tiles(schedule: Schedule, contraction: Contraction, depth: Var, rows: int, target: Target) -> str:
+    """for i in rows, j: for k: C[i, j] += A[i, k] * B[k, j]   =>
+
+    parallel io: for ko: for ii in unrolled(rows), j unrolled: for ki in vectorized: S[ii, j, ki] += ..., then C[ii, j] by a tree
+    """
+    name, lanes = contraction.info.name, lanes_for(contraction.info, target)
+    extents = {axis.var: axis.extent for axis in contraction.info.block.axes}
+    *_, last = block_infos(schedule.func)
+    final = schedule.cache_write(name, "local") if last.name == name else last.name
+    loops = _many(schedule, schedule.loops_of(final))
+    place = len(loops) - sum(not is_const(extents[axis], 1) for axis in contraction.columns)
+    *lead, row = loops[:place]
+    tile = cut_and_peel(schedule, row, rows)
+    schedule.reorder(*lead, tile.around, tile.inside, *loops[place:])
+    terms = extents[depth]
+    assert isinstance(terms, Const), "tiles are of sums of a known number of terms"
+    set_parallel(schedule, final, [*lead, tile.around], known_product(schedule, loops[place:]) * rows * int(terms))
+    schedule.compute_at(name, tile.around)
+    info = block_info(schedule, name)
+    (along,) = driving_loops(info, _many(schedule, loops_inside(schedule, name, tile.around)), info.reduction_axes)
+    _, lane = schedule.split(along, lanes)
+    part = schedule.rfactor(name, lane)
+    *results, steps, lane = _many(schedule, loops_inside(schedule, part, tile.around))
+    schedule.reorder(steps, *results, lane)
+    peel(schedule, steps)
+    schedule.decompose_reduction(part, steps)
+    for each in (f"{part}_init", part):
+        *results, lane = (loop for loop in _many(schedule, loops_inside(schedule, each, tile.around)) if loop != steps)
+        for loop in results:
+            schedule.unroll(loop)
+        vectorize_tile(schedule, lane, lanes)
+    *results, tree = _many(schedule, loops_inside(schedule, name, tile.around))
+    schedule.decompose_reduction(name, tree)
+    for loop in (*results, tree):
+        schedule.unroll(loop)
+    schedule.annotate_loop(tree, "tree", 1)
+    (sums,) = block_info(schedule, part).written_buffers
+    put_last(schedule, sums)
+    schedule.set_scope(sums.name, "register")
+    return "row reduction"
+
+
+def _many(schedule: Schedule, loops: Iterable[str]) -> list[str]:
+    """Those of more than one iteration."""
+    return [loop for loop in loops if extent_value(schedule, loop) != 1]
 
 
 def _depth(contraction: Contraction) -> Var | None:
@@ -84,7 +169,7 @@ def _can_turn(schedule: Schedule, contraction: Contraction, depth: Var) -> bool:
     return is_matrix and is_known and rhs.buffer in schedule.func.inputs and moves_apart(contraction, rhs)
 
 
-def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target) -> bool:
+def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target, tile: int | None) -> bool:
     """Whether sums along the depth take fewer cycles than a tile whose vectors hold all columns, a row's number being broadcast to them."""
     lanes, machine = lanes_for(contraction.info, target), machine_of(target)
     sizes = {axis.var: int(e.value) if isinstance(e := axis.extent, Const) else USUAL_PRODUCT for axis in contraction.info.block.axes}
@@ -98,7 +183,9 @@ def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target)
     vector_bytes = target.vector_bits // 8
     stays_near = (columns + 1) * vectors * vector_bytes <= target.l1_bytes
     far = 0.0 if stays_near else L2_STREAMS * machine.l2_cycles_per_line * vector_bytes / LINE_BYTES
-    loads = 2 / machine.loads_per_cycle + far
-    one = vectors * loads + TREE_CYCLES * log2(lanes)
+    step = 2 / machine.loads_per_cycle + far  # of one row and column
+    if tile is not None:
+        step = max(1 / machine.fma_per_cycle, (tile + columns) / (tile * columns * machine.loads_per_cycle))
+    one = vectors * step + TREE_CYCLES * log2(lanes)
     copy = COPY_CYCLES * terms * columns if is_copied else 0.0
     return rows * columns * one + copy < rows * (terms / machine.loads_per_cycle + ROW_CYCLES)
