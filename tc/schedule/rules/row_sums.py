@@ -185,7 +185,7 @@ def _pays(contraction: Contraction, depth: Var, is_copied: bool, target: Target,
     far = 0.0 if stays_near else L2_STREAMS * machine.l2_cycles_per_line * vector_bytes / LINE_BYTES
     step = 2 / machine.loads_per_cycle + far  # of one row and column
     if tile is not None:
-        step = max(1 / machine.fma_per_cycle, (tile + columns) / (tile * columns * machine.loads_per_cycle))
+        step = max(1 / machine.fma_per_cycle, (tile + columns) / (tile * columns * machine.loads_per_cycle)) + far / tile
     one = vectors * step + TREE_CYCLES * log2(lanes)
     copy = COPY_CYCLES * terms * columns if is_copied else 0.0
     return rows * columns * one + copy < rows * (terms / machine.loads_per_cycle + ROW_CYCLES)
