@@ -70,19 +70,27 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None
     """
     if is_on_host(prim):
         target, tuned = target.host, None
-    known, without = tuned and tuned.schedule(prim), dict[str, str]()
-    while True:
-        rules = partial(apply_rules, target=target, without=without)
-        scheduled = known or hooks.around(SCHEDULE_STEP, rules, prim, lambda found: found.func)
-        try:
-            final = finish_scheduled(scheduled.func, target, hooks)
-            break
-        except ScheduleError as error:
-            if known or scheduled.rule in without:
-                raise
-            without[scheduled.rule] = error.text
+    known = tuned and tuned.schedule(prim)
+    if known:
+        scheduled, final = known, finish_scheduled(known.func, target, hooks)
+    else:
+        scheduled, final, _ = schedule_that_fits(prim, target, hooks)
     symbol = f"tc_{structural_hash(final)[:20]}"
     return Kernel(prim.name, prim, scheduled.func, final, scheduled.rule, str(scheduled.trace), symbol, known is not None, scheduled.unfit)
+
+
+def schedule_that_fits(prim: PrimFunc, target: Target, hooks: Hooks = NO_HOOKS) -> tuple[Scheduled, PrimFunc, dict[str, str]]:
+    """The rules' schedule that has a form for code generation, that form, and the rules before it whose schedules have none, with why."""
+    without: dict[str, str] = {}
+    while True:
+        rules = partial(apply_rules, target=target, without=without)
+        scheduled = hooks.around(SCHEDULE_STEP, rules, prim, lambda found: found.func)
+        try:
+            return scheduled, finish_scheduled(scheduled.func, target, hooks), without
+        except ScheduleError as error:
+            if scheduled.rule in without:
+                raise
+            without[scheduled.rule] = error.text
 
 
 def finish_scheduled(func: PrimFunc, target: Target, hooks: Hooks = NO_HOOKS) -> PrimFunc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tc.autotune.search.space import Space
 from tc.codegen import kernels
 from tc.codegen.kernels import finish_scheduled, schedule_kernel
 from tc.errors import ScheduleError
@@ -49,6 +50,18 @@ def test_a_convolution_of_small_groups_in_f16_has_a_kernel(device: str) -> None:
     arrays = [rng.standard_normal([int(n.value) for n in buffer.shape]).astype(np.float16) for buffer in GROUPED.inputs]
     (expected,) = run_prim_func(GROUPED, arrays)
     np.testing.assert_allclose(run_prim_func(kernel.final, arrays)[0], expected, rtol=2e-3, atol=2e-3)
+
+
+def test_its_schedules_are_searched_by_the_rule_that_fits() -> None:
+    target = Target.parse("cuda:sm_90")
+    space, kernel = Space({"": GROUPED}, target), schedule_kernel(GROUPED, target)
+    rng = np.random.default_rng(0)
+
+    assert space.default().rule == kernel.rule and str(space.default().trace) == kernel.trace
+    drawn = [space.sample(rng) for _ in range(4)]
+    assert {candidate.rule for candidate in drawn} == {kernel.rule}
+    for candidate in drawn:
+        assert candidate.final.outputs
 
 
 def test_the_rule_that_was_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tc.codegen.kernels import finish_scheduled
+from tc.codegen.kernels import finish_scheduled, schedule_that_fits
 from tc.errors import ScheduleError
 from tc.ir.cached import cached_property
 from tc.ir.loop import PrimFunc
@@ -78,6 +78,7 @@ class Space:
         assert variants, "a task has at least one variant"
         self.variants = dict(variants)
         self.target = target
+        self._unfit: dict[str, Mapping[str, str]] = {}
         self.helper: Callable[[Sequence[Mapping[str, Value]]], list[Candidate | None]] | None = None
         """Makes candidates elsewhere, several at a time."""
 
@@ -154,6 +155,15 @@ class Space:
             return 0.0
         return math.prod(float(len(knob.options)) for knob in candidate.knobs)
 
+    def _without(self, variant: str) -> Mapping[str, str]:
+        """The rules whose schedules of a variant have no form for code generation: what compiles untuned leaves them, too."""
+        if variant not in self._unfit:
+            try:
+                self._unfit[variant] = schedule_that_fits(self.variants[variant], self.target)[2]
+            except ScheduleError:  # which every candidate says
+                self._unfit[variant] = {}
+        return self._unfit[variant]
+
     def build(self, decide: Decide) -> Candidate:
         """Run the rules with these answers."""
         names = tuple(self.variants)
@@ -162,7 +172,7 @@ class Space:
         if len(names) > 1:
             knobs.append(Knob(VARIANT, names, names[0], ordered=False))
             variant = str(decide(knobs[0]))
-        made = apply_rules(self.variants[variant], self.target, decide)
+        made = apply_rules(self.variants[variant], self.target, decide, self._without(variant))
         chosen = ((VARIANT, variant),) if knobs else ()
         knobs += [choice.knob for choice in made.choices]
         point = (*chosen, *((choice.knob.name, choice.value) for choice in made.choices))
