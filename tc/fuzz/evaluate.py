@@ -125,9 +125,13 @@ def _has_nan(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     return bool(np.isnan(operands[0].astype(np.float64)).any())
 
 
-def _nan_is_equal(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
-    """onnxruntime sorts with a comparison that NaN breaks: what comes after it is lost, or there twice."""
-    return is_float(operands[0]) and _has_nan(attrs, operands)
+def _unique_otherwise(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """onnxruntime sorts with a comparison that NaN breaks: what comes after it is lost, or there twice. The reference evaluator, alone with
+    the types that onnxruntime does not have, takes what is not to be sorted along the first axis, whichever was asked for."""
+    x = operands[0]
+    if is_float(x):
+        return _has_nan(attrs, operands)
+    return x.dtype.kind == "b" and not attrs.get("sorted", 1) and attrs.get("axis", 0) % max(x.ndim, 1) != 0
 
 
 def _stashed(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
@@ -158,7 +162,7 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "LogSoftmax": _not_finite,
     "LRN": _not_finite,
     "Hardmax": _has_nan,
-    "Unique": _nan_is_equal,
+    "Unique": _unique_otherwise,
     "GroupNormalization": _stashed,
     "Gelu": _of_doubles,
     "Shrink": _beyond_doubles,

@@ -228,12 +228,13 @@ def _drop_dead_nodes(graph: onnx.GraphProto) -> None:
 
 def live_names(graph: onnx.GraphProto) -> set[str]:
     """Names whose values the results may depend on. Nodes that lead to no result of their graph or body are dead, and so is what
-    they alone read: a compiler need not run them. What only gives its shape is not read either."""
+    they alone read: a compiler need not run them. What only gives its shape, or its type, is not read either."""
     live = {o.name for o in graph.output}
     for node in reversed(graph.node):
         if live & set(node.output) and node.op_type not in ("Shape", "Size"):
             is_loss = node.op_type == "SoftmaxCrossEntropyLoss"  # its probabilities do not depend on labels
-            live |= set(node.input if not is_loss or node.output[0] in live else node.input[:1])
+            reads_first = node.op_type == "CastLike" or (is_loss and node.output[0] not in live)
+            live |= set(node.input[:1] if reads_first else node.input)
             live = live.union(*(live_names(a.g) for a in node.attribute if a.type == onnx.AttributeProto.GRAPH))
     return live
 

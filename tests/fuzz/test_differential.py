@@ -85,6 +85,14 @@ def test_indices_that_no_result_depends_on_are_not_spoilt() -> None:
     assert live_names(model.graph) == {"x", "j", "b", "y", "z", "n", "w"}
 
 
+def test_indices_that_only_a_type_follows_from_are_not_spoilt() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i) => (float[2] y) { p = Gather(x, i) y = CastLike(x, p) }'
+    )
+
+    assert live_names(model.graph) == {"x", "y"}
+
+
 def test_bad_indices_of_dead_nodes_need_not_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 18]> g (float[2] x, int64[1] i, bool b) => (int64[1] y) { p = Gather(x, i) '
