@@ -70,8 +70,8 @@ def schedule_kernel(prim: PrimFunc, target: Target, tuned: TunedDecisions | None
     """
     if is_on_host(prim):
         target, tuned = target.host, None
-    known = tuned and tuned.schedule(prim)
-    if known:
+    known = None if tuned is None else tuned.schedule(prim)
+    if known is not None:
         scheduled, final = known, finish_scheduled(known.func, target, hooks)
     else:
         scheduled, final, _ = schedule_that_fits(prim, target, hooks)

@@ -537,14 +537,17 @@ for _name, _ufunc in (("bit_and", np.bitwise_and), ("bit_or", np.bitwise_or), ("
 _register_binary("shift_left", _shift_left, lambda a, b: call("shift_left", a, b), samples=_int_samples)
 _register_binary("shift_right", _shift_right, lambda a, b: call("shift_right", a, b), samples=_int_samples)
 
-for _name, _ufunc, _element in (
-    ("equal", np.equal, equal),
-    ("not_equal", np.not_equal, not_equal),
-    ("less", np.less, lambda a, b: a < b),
-    ("less_equal", np.less_equal, lambda a, b: a <= b),
-    ("greater", np.greater, lambda a, b: a > b),
-    ("greater_equal", np.greater_equal, lambda a, b: a >= b),
-):
+COMPARISONS: dict[str, tuple[Callable[..., Any], Callable[[Expr, Expr], Expr]]] = {
+    "equal": (np.equal, equal),
+    "not_equal": (np.not_equal, not_equal),
+    "less": (np.less, lambda a, b: a < b),
+    "less_equal": (np.less_equal, lambda a, b: a <= b),
+    "greater": (np.greater, lambda a, b: a > b),
+    "greater_equal": (np.greater_equal, lambda a, b: a >= b),
+}
+"""What compares two numbers, of arrays and as expressions."""
+
+for _name, (_ufunc, _element) in COMPARISONS.items():
     _register_binary(_name, _ufunc, _element, result=bool_)
 _register_binary("logical_and", np.logical_and, lambda a, b: logical_and(a, b), result=bool_, samples=_bool_samples)
 _register_binary("logical_or", np.logical_or, lambda a, b: logical_or(a, b), result=bool_, samples=_bool_samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +10,15 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.dtype import f32, f64, i64, u32, u64
-from tc.ir.expr import Const, Expr, call, cast, const, equal, is_const, logical_and, logical_not, logical_or, select
+from tc.ir.expr import Const, Expr, call, cast, const, equal, is_const, logical_and, logical_or, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, operand
+from tc.ops.elementwise import COMPARISONS
 from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.ops.statements import held
 from tc.te import Tensor
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "less_equal": lambda x, value: x <= value,
-    "less": lambda x, value: x < value,
-    "greater_equal": lambda x, value: value <= x,
-    "greater": lambda x, value: value < x,
-    "equal": lambda x, value: equal(x, value),
-    "not_equal": lambda x, value: logical_not(equal(x, value)),
-}
 _FLOATS = {4: f32, 5: f64}
 _FEATURE, _YES, _NO, _VALUE = range(4)
 _KIND_BITS, _FEATURE_BITS = 3, 28
@@ -58,28 +52,26 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
     assert x is not None and nodes is not None and roots is not None
     names, is_plain = attrs.comparisons, len(attrs.comparisons) == 1 and not attrs.missing
 
-    def held(number: Expr, count: Expr) -> Expr:
-        return te.minimum(cast(number, i64), count - 1)
-
     def bits(word: Expr, shift: int, count: int) -> Expr:
         return call("bit_and", call("shift_right", word, const(shift, u32)), const((1 << count) - 1, u32))
 
-    def step(node: Expr, row: Expr, tree: Expr, level: Expr) -> Expr:
-        at = held(node, nodes.shape[0])
+    def step(node: Expr, row: Expr, *_: Expr) -> Expr:
+        at = held(cast(node, i64), nodes.shape[0])
         word = nodes[at, _FEATURE]
         against = _value(nodes, at)
-        found = x[row, held(word if is_plain else bits(word, 0, _FEATURE_BITS), x.shape[1])]
+        feature = word if is_plain else bits(word, 0, _FEATURE_BITS)
+        found = x[row, held(cast(feature, i64), x.shape[1])]
         found, against = (cast(found, f64), cast(against, f64)) if f64 in (x.dtype, against.dtype) else (cast(found, f32), against)
-        goes = _COMPARISONS[names[0]](found, against)
+        goes = COMPARISONS[names[0]][1](found, against)
         for k, name in enumerate(names[1:], 1):
-            goes = select(equal(bits(word, _FEATURE_BITS, _KIND_BITS), const(k, u32)), _COMPARISONS[name](found, against), goes)
+            goes = select(equal(bits(word, _FEATURE_BITS, _KIND_BITS), const(k, u32)), COMPARISONS[name][1](found, against), goes)
         if attrs.missing:
             is_missing = equal(bits(word, _FEATURE_BITS + _KIND_BITS, 1), const(1, u32))
-            goes = logical_or(goes, logical_and(is_missing, logical_not(equal(found, found))))
+            goes = logical_or(goes, logical_and(is_missing, call("isnan", found)))
         return select(goes, nodes[at, _YES], nodes[at, _NO])
 
-    if attrs.depth == 0:
-        return te.compute(types[0].shape, lambda row, tree: roots[tree], "walk_trees")
+    if attrs.depth < 2:  # no loop
+        return te.compute(types[0].shape, lambda *at: step(roots[at[1]], *at) if attrs.depth else roots[at[1]], "walk_trees")
     return te.fold(types[0].shape, lambda *axes: const(attrs.depth), lambda row, tree: roots[tree], step, "walk_trees")
 
 
@@ -94,8 +86,6 @@ def _value(nodes: Tensor, at: Expr) -> Expr:
 def _run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, nodes, roots = arrays
     assert x is not None and nodes is not None and roots is not None
-    ways = {"less_equal": np.less_equal, "less": np.less, "greater_equal": np.greater_equal, "greater": np.greater,
-            "equal": np.equal, "not_equal": np.not_equal}
     word, value = nodes[:, _FEATURE], np.ascontiguousarray(nodes[:, _VALUE:]).view(_FLOATS[nodes.shape[1]].numpy)[:, 0]
     x = x.astype(np.result_type(x.dtype, value.dtype) if x.dtype.kind == "f" else value.dtype)
     feature, kind = word & (MOST_FEATURES - 1), word >> _FEATURE_BITS & ((1 << _KIND_BITS) - 1)
@@ -103,9 +93,9 @@ def _run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     for _ in range(attrs.depth):
         node = np.minimum(node, len(nodes) - 1)
         found, against = np.take_along_axis(x, np.minimum(feature[node].astype(np.int64), x.shape[1] - 1), 1), value[node]
-        goes = ways[attrs.comparisons[0]](found, against)
+        goes = COMPARISONS[attrs.comparisons[0]][0](found, against)
         for k, name in enumerate(attrs.comparisons[1:], 1):
-            goes = np.where(kind[node] == k, ways[name](found, against), goes)
+            goes = np.where(kind[node] == k, COMPARISONS[name][0](found, against), goes)
         if attrs.missing:
             goes = goes | (word[node] >> (_FEATURE_BITS + _KIND_BITS) == 1) & np.isnan(found)
         node = np.where(goes, nodes[node, _YES], nodes[node, _NO])
@@ -127,6 +117,7 @@ def _samples(rng: np.random.Generator) -> Any:
         yield [x, plain, roots], {"depth": 2, "comparisons": ("less_equal",)}
         yield [x.astype(np.float64), plain, roots], {"depth": 2, "comparisons": ("less_equal",)}
         yield [x, nodes, roots], {"depth": 3, "comparisons": ("less", "not_equal", "greater_equal"), "missing": True}
+        yield [x, nodes, roots], {"depth": 1, "comparisons": ("equal", "greater"), "missing": True}
         yield [x, nodes, roots], {"depth": 0, "comparisons": ("greater",), "missing": True}
 
 

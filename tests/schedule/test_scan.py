@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import tc
+from tc.autotune.search.space import Space
 from tc.ir.printer import print_ir
 from tc.ops.registry import OPS
+from tc.ops.trees import node_words
 from tc.schedule.rules import apply_rules
-from tc.target import Target
+from tc.target import Target, native_target
 from tests.frontend.models import make_model, node
-from tests.ops.kernels import make_prim_func
+from tests.ops.kernels import make_prim_func, run
 
 SHAPES = [(7,), (1,), (0,), (3, 0), (0, 3), (5, 1), (1, 37), (9, 40), (17, 129), (2, 3, 5), (3, 50, 33), (2, 9, 2100), (2, 2, 3, 17)]
 
@@ -80,6 +82,23 @@ def test_a_fold_goes_on_for_some_results_at_once(rows: int, trees: int, unrolled
 
     text = print_ir(made.func)
     assert made.rule == "fold" and "scope='register'" in text and f"unrolled({unrolled})" in text and ("parallel(" in text) == (rows == 100)
+
+
+@pytest.mark.parametrize("rows, trees, depth", [(9, 5, 4), (1, 5, 3), (3, 1, 2), (6, 7, 1), (1, 1, 2)])
+def test_every_number_of_results_at_once_is_a_schedule(rows: int, trees: int, depth: int, rng: np.random.Generator) -> None:
+    """A tuner's 1 ended in an internal error, and so did a fold of one step."""
+    own = np.arange(7)
+    nodes = node_words(own % 3, rng.standard_normal(7, dtype=np.float32), (own + 1) % 7, (own + 2) % 7, 0 * own, 0 * own)
+    arrays = [rng.standard_normal((rows, 3), dtype=np.float32), nodes, rng.integers(0, 7, trees).astype(np.uint32)]
+    attrs = {"depth": depth, "comparisons": ("less",)}
+    space = Space({"": make_prim_func(OPS["walk_trees"], arrays, attrs)}, native_target())
+    default = space.default()
+    points = [{**dict(default.point), knob.name: value} for knob in default.knobs for value in knob.options]
+
+    (expected,) = OPS["walk_trees"].run_reference(arrays, OPS["walk_trees"].attrs(attrs))
+
+    for candidate in (default, *map(space.at, points)):
+        np.testing.assert_array_equal(run(candidate.final, arrays)[0], expected)
 
 
 def test_not_a_number_stays_in_its_own_row() -> None:

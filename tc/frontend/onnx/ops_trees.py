@@ -18,7 +18,7 @@ from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_ml import DOMAIN, as_floats, labelled, rows
 from tc.frontend.onnx.values import ModelValue, constant_value
 from tc.ir.dtype import f32, f64, i64
-from tc.ir.expr import Const, const
+from tc.ir.expr import const
 from tc.ops.registry import require
 from tc.ops.trees import MOST_FEATURES, node_words
 
@@ -66,11 +66,11 @@ class Forest:
 def _walk(n: NodeContext, forest: Forest, x: ModelValue) -> ModelValue:
     """u32[rows, trees]: the leaf at which each row ends in each tree."""
     features, used = x.shape[1], forest.feature[~forest.leaves]
-    if used.size and (used.min() < 0 or (isinstance(features, Const) and used.max() >= int(features))):
-        raise ShapeError(f"{n.op_type}: feature {used.max() if used.min() >= 0 else used.min()} of {x.type}")
-    if used.size and used.max() >= MOST_FEATURES:
-        raise UnsupportedError(f"{n.op_type}: feature {used.max()}", code="TC1022")
     if used.size:
+        if used.min() < 0:
+            raise ShapeError(f"{n.op_type}: feature {used.min()} of {x.type}")
+        if used.max() >= MOST_FEATURES:
+            raise UnsupportedError(f"{n.op_type}: feature {used.max()}", code="TC1022")
         n.graph.state(partial(require, const(int(used.max())) < features, f"{n.op_type}: feature {used.max()} of {x.type}"), n.span)
     names = [name for name in _COMPARISONS if (forest.mode == name).any()] or ["BRANCH_LEQ"]
     kinds = np.array([names.index(mode) if mode in names else 0 for mode in forest.mode])

@@ -6,7 +6,6 @@ apart as the matrix is wide, and lanes that belong to them are loaded one by one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from math import log2, prod
 
@@ -15,7 +14,7 @@ from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.expr import Const, Load, Var, const, is_const
 from tc.ir.uses import reads_memory
 from tc.schedule.analysis import Contraction, block_infos
-from tc.schedule.rules.common import extent_value, known_product, lanes_for, loops_inside, set_parallel
+from tc.schedule.rules.common import known_product, lanes_for, loops_inside, set_parallel
 from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.rules.operands import LONGEST_CHAIN, moves_apart
 from tc.schedule.rules.partial_sums import put_last
@@ -33,8 +32,8 @@ ROW_CYCLES = 20.0
 TREE_CYCLES = 3.0
 """What halving a vector of partial sums takes: a shuffle and an addition, after the one before."""
 
-REGISTERS = 24
-"""Vectors in which sums of a tile are made, of the 32 that there are; half of that where there are 16."""
+SUMS_SHARE = 0.75
+"""The part of the vector registers in which sums of a tile are made."""
 
 LEAST_ROWS = 2
 """Rows of a tile: of fewer, nothing is read once for several."""
@@ -90,7 +89,7 @@ def _tile(contraction: Contraction, depth: Var, target: Target) -> int | None:
     if not isinstance(terms, Const) or not LEAST_TERMS <= terms.value <= LONGEST_CHAIN:
         return None
     count = prod(int(extent.value) for extent in columns if isinstance(extent, Const))
-    most = (REGISTERS if target.vector_bits == 512 else REGISTERS // 2) // count
+    most = int(target.num_vector_registers * SUMS_SHARE) // count
     tile = 1 << min(3, most.bit_length() - 1) if most else 0
     return tile if tile >= LEAST_ROWS and (not isinstance(rows, Const) or rows.value >= 4 * tile) else None
 
@@ -104,7 +103,7 @@ def _schedule_tiles(schedule: Schedule, contraction: Contraction, depth: Var, ro
     extents = {axis.var: axis.extent for axis in contraction.info.block.axes}
     *_, last = block_infos(schedule.func)
     final = schedule.cache_write(name, "local") if last.name == name else last.name
-    loops = _many(schedule, schedule.loops_of(final))
+    loops = loops_inside(schedule, final, None)
     place = len(loops) - sum(not is_const(extents[axis], 1) for axis in contraction.columns)
     *lead, row = loops[:place]
     tile = cut_and_peel(schedule, row, rows)
@@ -114,19 +113,19 @@ def _schedule_tiles(schedule: Schedule, contraction: Contraction, depth: Var, ro
     set_parallel(schedule, final, [*lead, tile.around], known_product(schedule, loops[place:]) * rows * int(terms))
     schedule.compute_at(name, tile.around)
     info = block_info(schedule, name)
-    (along,) = driving_loops(info, _many(schedule, loops_inside(schedule, name, tile.around)), info.reduction_axes)
+    (along,) = driving_loops(info, loops_inside(schedule, name, tile.around), info.reduction_axes)
     _, lane = schedule.split(along, lanes)
     part = schedule.rfactor(name, lane)
-    *results, steps, lane = _many(schedule, loops_inside(schedule, part, tile.around))
+    *results, steps, lane = loops_inside(schedule, part, tile.around)
     schedule.reorder(steps, *results, lane)
     peel(schedule, steps)
     schedule.decompose_reduction(part, steps)
     for each in (f"{part}_init", part):
-        *results, lane = (loop for loop in _many(schedule, loops_inside(schedule, each, tile.around)) if loop != steps)
+        *results, lane = (loop for loop in loops_inside(schedule, each, tile.around) if loop != steps)
         for loop in results:
             schedule.unroll(loop)
         vectorize_tile(schedule, lane, lanes)
-    *results, tree = _many(schedule, loops_inside(schedule, name, tile.around))
+    *results, tree = loops_inside(schedule, name, tile.around)
     schedule.decompose_reduction(name, tree)
     for loop in (*results, tree):
         schedule.unroll(loop)
@@ -135,11 +134,6 @@ def _schedule_tiles(schedule: Schedule, contraction: Contraction, depth: Var, ro
     put_last(schedule, sums)
     schedule.set_scope(sums.name, "register")
     return "row reduction"
-
-
-def _many(schedule: Schedule, loops: Iterable[str]) -> list[str]:
-    """Those of more than one iteration."""
-    return [loop for loop in loops if extent_value(schedule, loop) != 1]
 
 
 def _depth(contraction: Contraction) -> Var | None:

@@ -116,7 +116,7 @@ def _beside_results(schedule: Schedule, info: BlockInfo, order: Var, own: str, o
     """Some results of a fold, which goes on for all of them at once, in registers; None where data say how many steps there are."""
     steps, sizes = extent_value(schedule, own), [extent_value(schedule, loop) for loop in others]
     many = [size for size in sizes if size != 1]
-    if not many or steps is None or len(info.written_buffers) != 1:
+    if not many or steps is None or steps == 1 or len(info.written_buffers) != 1:
         return None
     counts = [count for count in (1, 2, 4, 8, 16, 32) if many[-1] is None or count <= many[-1]]
     chains = schedule.choose(info.name, "chains", counts, max(count for count in counts if count <= 2 * CHAINS))
@@ -134,9 +134,10 @@ def _beside_results(schedule: Schedule, info: BlockInfo, order: Var, own: str, o
     schedule.compute_at(info.name, anchor)
     inside = loops_inside(schedule, info.name, anchor)
     (own,) = driving_loops(block_info(schedule, info.name), inside, (order,))
-    few = next(loop for loop in inside if loop != own and extent_value(schedule, loop) == chains)
-    schedule.reorder(own, few)
-    schedule.unroll(few)
+    tile = [loop for loop in inside if loop != own]
+    schedule.reorder(own, *tile)
+    for loop in tile:
+        schedule.unroll(loop)
     schedule.set_scope(block_info(schedule, info.name).written_buffers[0].name, "register")
     schedule.decompose_reduction(info.name, own)
     lookups = sum(any(map(reads_memory, load.indices)) for load in info.reads)
