@@ -245,7 +245,9 @@ class _Frame:
         i = 0
         while going and (limit is None or i < limit):
             inner = self.inner()
-            inner.values.update(zip(loop.body.params, [np.asarray(i, np.int64), *carried], strict=True))
+            for param, given in zip(loop.body.params, [np.asarray(i, np.int64), *carried], strict=True):
+                inner._check_type(param, given)
+                inner.values[param] = given
             condition, *others = inner.run(loop.body)
             carried, rows = others[: len(carried)], others[len(carried) :]
             for stack, row in zip(scanned, rows, strict=True):

@@ -119,6 +119,14 @@ class Copy(PlanStep):
 
 
 @dataclass(frozen=True, eq=False)
+class Exchange(PlanStep):
+    """Let the dynamic blocks number `first` and `second` change places: nothing is copied."""
+
+    first: int
+    second: int
+
+
+@dataclass(frozen=True, eq=False)
 class Branch(PlanStep):
     """`then_steps` if the bool scalar in `condition` is true, else `else_steps`."""
 

@@ -22,6 +22,7 @@ from tc.ir.plan import (
     CallOut,
     Check,
     Copy,
+    Exchange,
     ExecutionPlan,
     Launch,
     PlanStep,
@@ -76,6 +77,8 @@ def _step(step: PlanStep, depth: int) -> Iterator[str]:
             yield f"{pad}dynamic[{index}] = allocate {size} bytes"
         case Copy(source=source, target=target, size_bytes=size):
             yield f"{pad}{_slot(target)} = copy {size} bytes of {_slot(source)}"
+        case Exchange(first=first, second=second):
+            yield f"{pad}exchange dynamic[{first}] and dynamic[{second}]"
         case StoreIndex(slot=slot, value=value):
             yield f"{pad}{_slot(slot)} = {value}"
         case Branch(condition=condition, then_steps=then_steps, else_steps=else_steps):

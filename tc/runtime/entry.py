@@ -25,6 +25,7 @@ from tc.ir.plan import (
     CallOut,
     Check,
     Copy,
+    Exchange,
     ExecutionPlan,
     Launch,
     PlanStep,
@@ -383,6 +384,10 @@ class _EntryEmitter:
                 self._bind_dims(step, slot, dims)
             case Allocate(index=index, size_bytes=size):
                 self._allocate(index, self._size(size, located(step, NO_RESULT)))
+            case Exchange(first=first, second=second):
+                words = [self.layout.dynamic + 2 * index + k for index in (first, second) for k in range(2)]
+                for word, content in zip(words, [self._word(words[k]) for k in (2, 3, 0, 1)], strict=True):
+                    self._set_word(word, content)
             case Branch(condition=condition, then_steps=then_steps, else_steps=else_steps):
                 self._branch(condition, then_steps, else_steps)
             case Repeat():

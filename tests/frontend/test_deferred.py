@@ -1,4 +1,4 @@
-"""Sequences whose length data decide, and values whose rank or size control flow decides: right by ONNX's reference, or refused."""
+"""Sequences whose length data decide, and values whose rank or size control flow decides: native, or right by ONNX's reference."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ COLLECT = """
     }>
 """
 
+OF_ANY_RANK = """
+    w = Constant<value = float[1, 2] {3.0, 4.0}>()
+    e = SequenceConstruct(x, w)
+    t = Constant<value = bool {1}>()
+    q = Loop(n, t, e) <body = b (int64 i, bool c, seq(float) s) => (bool c2, seq(float) o) {
+        c2 = Identity(c)  f = Cast<to = 1>(i)  v = Add(x, f)  o = SequenceInsert(s, v)
+    }>
+"""
+"""No operator of ours holds items of different ranks."""
+
 MODELS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "a sequence that a loop carries, joined": (
         "g (int64 n, float[2] x) => (float[k] y) {" + COLLECT + "y = ConcatFromSequence<axis = 0>(q) }",
@@ -39,6 +49,20 @@ MODELS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     ),
     "an item chosen at run time": (
         "g (int64 n, float[2] x, float[2] z) => (float[2] y) { s = SequenceConstruct(x, z) y = SequenceAt(s, n) }",
+        [{"n": np.array(k), "x": X, "z": Z} for k in (0, 1, -1)],
+    ),
+    "the length of what holds items of any rank": (
+        "g (int64 n, float[2] x) => (int64 y) {" + OF_ANY_RANK + "y = SequenceLength(q) }",
+        [{"n": np.array(k), "x": X} for k in (0, 1, 4)],
+    ),
+    "an item chosen among items of any rank": (
+        """g (int64 n, float[2] x, float[2] z) => (float y) {
+            k = Constant<value_ints = [0]>()
+            u = Unsqueeze(z, k)
+            s = SequenceConstruct(x, u)
+            a = SequenceAt(s, n)
+            y = ReduceSum<keepdims = 0>(a)
+        }""",
         [{"n": np.array(k), "x": X, "z": Z} for k in (0, 1, -1)],
     ),
     "a loop that grows what it carries": (
@@ -80,22 +104,36 @@ def test_it_is_right(name: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_an_index_outside_of_a_sequence_names_the_node() -> None:
-    compiled = tc.compile(parsed(MODELS["an item chosen at run time"][0]))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("an item chosen at run time", "SequenceAt_1: index {} is out of range for axis 0 of size 2"),
+        ("an item chosen among items of any rank", "ReduceSum_4: a position or index is out of range: .*n is {}"),
+    ],
+)
+def test_an_index_outside_of_a_sequence_names_the_node(name: str, message: str) -> None:
+    compiled = tc.compile(parsed(MODELS[name][0]))
 
     for k in (2, -3, 2**62):
         # It was an UnsupportedError, though the model runs with other positions.
-        with pytest.raises(InputError, match=rf"SequenceAt_1: a position or index is out of range: .*n is {k}"):
+        with pytest.raises(InputError, match=message.format(k)):
             compiled(np.array(k), X, Z)
 
 
-def test_a_sequence_whose_length_data_decide_is_a_result() -> None:
+@pytest.mark.parametrize(
+    ("loop", "status", "start"), [(COLLECT, "native", []), (OF_ANY_RANK, "fallback", [X, np.array([[3, 4]], np.float32)])]
+)
+def test_a_sequence_whose_length_data_decide_is_a_result(loop: str, status: str, start: list[np.ndarray]) -> None:
     # It was refused: tensors only were returned.
-    model = parsed("g (int64 n, float[2] x) => (seq(float[2]) q) {" + COLLECT + "}")
+    model = parsed("g (int64 n, float[2] x) => (seq(float[2]) q) {" + loop + "}")
     module = tc.compile(model)
 
     for k in (0, 1, 4):
-        np.testing.assert_array_equal(module(np.array(k), X), [X + i for i in range(k)])
-    assert [n.status for n in tc.inspect(model).nodes if n.op_type == "Loop"] == ["fallback"]
-    with pytest.raises(UnsupportedError, match=r"Loop_2: .* a loop carries a sequence"):
-        tc.compile(model, on_unsupported="error")
+        found = module(np.array(k), X)
+        assert len(found) == len(start) + k
+        for item, expected in zip(found, [*start, *(X + i for i in range(k))], strict=True):
+            np.testing.assert_array_equal(item, expected)
+    assert [n.status for n in tc.inspect(model).nodes if n.op_type == "Loop"] == [status]
+    if status == "fallback":
+        with pytest.raises(UnsupportedError, match=r"Loop_3: .* a sequence whose items are not of one dtype and rank"):
+            tc.compile(model, on_unsupported="error")

@@ -36,6 +36,7 @@ from tc.ir.plan import (
     CallOut,
     Check,
     Copy,
+    Exchange,
     ExecutionPlan,
     Launch,
     PlanStep,
@@ -344,6 +345,11 @@ class _ProgramWriter:
                     self._fail_if(f"{self.dims[dim]} < 0", message, self.dims[dim])
             case Allocate(index=index, size_bytes=size):
                 self._allocate(step, index, size)
+            case Exchange(first=first, second=second):
+                with self.w.block("{"):
+                    line(f"void *block = dynamic[{first}];")
+                    line(f"dynamic[{first}] = dynamic[{second}];")
+                    line(f"dynamic[{second}] = block;")
             case Branch(condition=condition, then_steps=first, else_steps=second):
                 with self.w.block(f"if ({self._flag(condition)}) {{", "} else {"):
                     self._steps(first)

@@ -18,9 +18,10 @@ from tc.errors import LimitError, NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op, onnx_op_before
 from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, elements_value
-from tc.ir.arith import prove, simplify
-from tc.ir.dtype import bool_, i64
+from tc.frontend.onnx.stored_sequences import item_dtype, item_rank, stored
+from tc.frontend.onnx.values import AnyValue, ModelValue, SequenceValue, StoredSequence, constant_value, elements_value
+from tc.ir.arith import Facts, prove, simplify
+from tc.ir.dtype import DType, bool_, i64
 from tc.ir.expr import Const, Expr, Var, as_expr, const, equal, logical_not, maximum, select
 from tc.ir.graph import Call, CallExtern, If, Loop, ReadDims
 from tc.ir.node import walk
@@ -30,6 +31,7 @@ from tc.ops.registry import Requirement
 
 _MAX_PATHS_DEEP = 10
 _UNROLL_LIMIT = 256
+_UNROLL_CHANGING = 16  # iterations that change sizes: each has kernels of its own
 _MAX_COUNTED_DEEP = 5  # each is imported three times, and so is what it holds
 _NO_LIMIT = 1 << 31
 
@@ -139,6 +141,8 @@ def _condition_dim(n: NodeContext, condition: ModelValue) -> Expr:
 def _differ(a: _Path, b: _Path) -> bool:
     """Whether results are such that no operation can have one or the other."""
     for x, y in zip(a.results, b.results, strict=True):
+        if isinstance(x, StoredSequence) and isinstance(y, StoredSequence) and x.rank == y.rank:
+            continue
         if not isinstance(x, ModelValue) or not isinstance(y, ModelValue) or x.rank != y.rank:
             return True
     return False
@@ -148,8 +152,12 @@ def _join(
     n: NodeContext, condition: ModelValue, test: Expr | None, paths: dict[bool, _Path], names: list[str]
 ) -> list[AnyValue]:
     """The results of an If over imported branches: as elements where these are known, else by an If of the graph."""
+    pairs = list(zip(paths[True].results, paths[False].results, strict=True))
+    if any(_are_sequences(x, y) for x, y in pairs):
+        return _join_sequences(n, condition, test, paths, names)
     joined: list[ModelValue | None] = []
     types: list[TensorType] = []
+    found: dict[tuple[Expr, Expr], Var] = {}
     for x, y in zip(paths[True].results, paths[False].results, strict=True):
         if not isinstance(x, ModelValue) or not isinstance(y, ModelValue) or x.rank != y.rank:
             kinds = f"{_kind(x)} and {_kind(y)}"
@@ -159,14 +167,57 @@ def _join(
         known = _join_elements(n, test, x, y)
         joined.append(known)
         if known is None:
-            types.append(TensorType(_join_shapes(n, condition, test, x, y, paths), x.dtype))
+            types.append(TensorType(_join_shapes(n, condition, test, x, y, paths, found), x.dtype))
     if types:
-        functions = [_branch_function(paths[taken], taken, joined, types) for taken in (True, False)]
+        functions = [_branch_function(paths[taken], taken, joined, types, set(found.values())) for taken in (True, False)]
         operation = If(n.graph.atom(_as_scalar(n, condition)), *functions, span=n.span)
         labels = [name or n.label for name, known in zip(names, joined, strict=True) if known is None]
         values = iter(n.graph.bind(operation, types, labels, n.span))
         return [next(values) if known is None else known for known in joined]
     return list(filter(None, joined))
+
+
+def _are_sequences(x: AnyValue, y: AnyValue) -> bool:
+    return isinstance(x, SequenceValue | StoredSequence) and isinstance(y, SequenceValue | StoredSequence)
+
+
+def _join_sequences(
+    n: NodeContext, condition: ModelValue, test: Expr | None, paths: dict[bool, _Path], names: list[str]
+) -> list[AnyValue]:
+    """`_join` of results that are sequences, too: by the tensors that they are stored in."""
+    tensors: dict[bool, list[AnyValue]] = {True: [], False: []}
+    labels: list[str] = []
+    kinds: list[bool | None] = []
+    for x, y, name in zip(paths[True].results, paths[False].results, names, strict=True):
+        is_sequence = _are_sequences(x, y)
+        ranks = [item_rank(value) for value in (x, y)] if is_sequence else []
+        rank = next((rank for rank in ranks if rank is not None), None)
+        if is_sequence and rank is None:
+            kinds.append(None)
+            continue
+        kinds.append(is_sequence)
+        labels += [name, name][: 1 + is_sequence]
+        for taken, value in ((True, x), (False, y)):
+            if is_sequence:
+                known = x if ranks[0] is not None else y
+                assert rank is not None and isinstance(known, SequenceValue | StoredSequence)
+                sequence = stored(n.within(paths[taken].graph), value, rank, item_dtype(known))
+                tensors[taken] += [sequence.elements, sequence.shapes]
+            else:
+                tensors[taken].append(value)
+    stored_paths = {taken: _Path(paths[taken].graph, tensors[taken]) for taken in paths}
+    rest = iter(_join(n, condition, test, stored_paths, labels))
+    found: list[AnyValue] = []
+    for kind in kinds:
+        if kind is None:
+            found.append(SequenceValue(()))
+        elif kind:
+            elements, shapes = next(rest), next(rest)
+            assert isinstance(elements, ModelValue) and isinstance(shapes, ModelValue)
+            found.append(StoredSequence(elements, shapes))
+        else:
+            found.append(next(rest))
+    return found
 
 
 def _kind(value: AnyValue) -> str:
@@ -183,16 +234,24 @@ def _join_elements(n: NodeContext, test: Expr | None, x: ModelValue, y: ModelVal
 
 
 def _join_shapes(
-    n: NodeContext, condition: ModelValue, test: Expr | None, x: ModelValue, y: ModelValue, paths: dict[bool, _Path]
+    n: NodeContext,
+    condition: ModelValue,
+    test: Expr | None,
+    x: ModelValue,
+    y: ModelValue,
+    paths: dict[bool, _Path],
+    found: dict[tuple[Expr, Expr], Var],
 ) -> tuple[Expr, ...]:
-    """The dims of a result: those of both branches, a choice between them, or dims that are read from the data."""
+    """The dims of a result: those of both branches, a choice between them, dims that are read from the data, or, where only a branch has
+    these, dims that the If finds. `found` holds the latter by those of the branches."""
     inner = {taken: dims_bound_in(path.graph.builder) for taken, path in paths.items()}
     dims: list[Expr] = []
     for axis, (a, b) in enumerate(zip(x.shape, y.shape, strict=True)):
-        for dim, own in ((a, inner[True]), (b, inner[False])):
-            if any(node in own for node in walk(dim)):
-                raise UnsupportedError(f"If: the size {dim} of a result depends on data that only its branch has", code="TC1018")
-        if prove(equal(a, b), n.facts) is True:
+        if any(node in inner[True] for node in walk(a)) or any(node in inner[False] for node in walk(b)):
+            if (a, b) not in found:
+                found[a, b] = _fresh_size(n)
+            dims.append(found[a, b])
+        elif prove(equal(a, b), n.facts) is True:
             dims.append(a)
         elif test is not None:
             dims.append(simplify(select(test, a, b), n.facts))
@@ -212,16 +271,30 @@ def _as_scalar(n: NodeContext, condition: ModelValue) -> ModelValue:
     return condition if condition.rank == 0 else n.call("reshape", condition, shape=())
 
 
-def _branch_function(path: _Path, taken: bool, joined: Sequence[ModelValue | None], types: Sequence[TensorType]) -> Any:
-    """The function of a branch; results have the joined types."""
+def choose(
+    c: Calls, condition: ModelValue, type_: TensorType, then: Callable[[Calls], ModelValue], other: Callable[[Calls], ModelValue]
+) -> ModelValue:
+    """An If of the graph over two ways to make a value of a type."""
+    functions = []
+    for taken, make in ((True, then), (False, other)):
+        graph = c.graph.nested(_name(taken))
+        result = make(c.within(graph))
+        functions.append(graph.builder.function(_name(taken), [_with_type(graph, result, type_)]))
+    return c.graph.bind(If(c.graph.atom(condition), *functions, span=c.span), [type_], [c.label], c.span)[0]  # type: ignore[no-any-return]
+
+
+def _branch_function(
+    path: _Path, taken: bool, joined: Sequence[ModelValue | None], types: Sequence[TensorType], found: set[Var]
+) -> Any:
+    """The function of a branch; results have the joined types, but for the dims that the If finds."""
     wanted = iter(types)
     results = []
     for value, known in zip(path.results, joined, strict=True):
         if known is not None:
             continue
         assert isinstance(value, ModelValue)
-        type_ = next(wanted)
-        results.append(_with_type(path.graph, value, type_))
+        dims = zip(value.shape, next(wanted).shape, strict=True)
+        results.append(_with_type(path.graph, value, TensorType(tuple(own if dim in found else dim for own, dim in dims), value.dtype)))
     return path.graph.builder.function(_name(taken), results)
 
 
@@ -256,8 +329,8 @@ def _attr_vars(value: Any) -> set[Any]:
 
 # -- loops
 
-class _ShapeChanges(UnsupportedError):
-    """A loop carries values of changing sizes; `ranks` are those that every iteration keeps."""
+class _RankChanges(UnsupportedError):
+    """A loop carries values of changing rank; `ranks` are those that every iteration keeps."""
 
     default_code = "TC1018"
 
@@ -270,30 +343,38 @@ Body = Callable[[Calls, ModelValue, "list[ModelValue]"], "tuple[ModelValue | Non
 
 
 def bind_loop(
-    c: Calls, trip_count: Expr | None, condition: ModelValue | None, init: Sequence[ModelValue], body: Body, path: str
+    c: Calls,
+    trip_count: Expr | None,
+    condition: ModelValue | None,
+    init: Sequence[ModelValue],
+    body: Body,
+    path: str,
+    keeps_sizes: bool = False,
 ) -> list[ModelValue]:
     """A Loop of the graph. `body(calls, i, carried)` gives (next condition or None, next carried, scanned).
 
-    Carried values must keep their types: UnsupportedError otherwise. Returns the last carried values, then the
+    Carried values must keep their dtypes and ranks: UnsupportedError otherwise. Where a size changes, or may, it is a dim of each
+    iteration, and another one after the loop; UnsupportedError instead, when it must keep sizes. Returns the last carried values, then the
     scanned ones.
     """
-    graph = c.graph.nested(path)
-    index = ModelValue(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
-    graph.iteration = index
-    params = [ModelValue(v.type, graph.builder.param(f"carried{k}", v.type, c.span)) for k, v in enumerate(init)]
-    after, carried, scanned = body(c.within(graph), index, params)
-    for k, (old, new) in enumerate(zip(init, carried, strict=True)):
-        same = old.rank == new.rank and all(
-            prove(equal(a, b), graph.facts) is True for a, b in zip(old.shape, new.shape, strict=True)
-        )
-        if old.dtype != new.dtype or not same:
-            ranks = [x.rank if x.rank == y.rank else None for x, y in zip(init, carried, strict=True)]
-            raise _ShapeChanges(ranks, f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
+    sizes, start_mark = _CarriedSizes(c, [v.type for v in init]), c.graph.mark()
+    while True:
+        graph = c.graph.nested(path)
+        index = ModelValue(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
+        graph.iteration = index
+        params = [ModelValue(type_, graph.builder.param(f"carried{k}", type_, c.span)) for k, type_ in enumerate(sizes.types)]
+        after, carried, scanned = body(c.within(graph), index, params)
+        _require_ranks(init, carried)
+        if sizes.hold([v.type for v in carried], graph.facts):
+            break
+        if keeps_sizes:
+            raise UnsupportedError("a loop changes the sizes of what it carries", code="TC1018")
+        c.graph.roll_back(start_mark)
     if trip_count is None and after is None:
         if condition is None:
             raise NodeError("the loop never ends: it has no bound, and its condition is always true")
         trip_count, condition = _iterations(c, const(1 << 62), condition), None
-    own = dims_bound_in(graph.builder)
+    own = dims_bound_in(graph.builder) | sizes.changing
     for value in scanned:
         if any(node in own for node in walk(value.type)):
             raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration", code="TC1018")
@@ -304,14 +385,76 @@ def bind_loop(
             trip_count, condition = _iterations(c, trip_count, condition), None
     true = constant_value(np.array(True))
     results = [graph.atom(true if after is None else after)]
-    results += [_with_type(graph, new, old.type) for old, new in zip(init, carried, strict=True)]
+    results += [_with_type(graph, new, sizes.next_type(old, new.type)) for old, new in zip(sizes.types, carried, strict=True)]
     results += [graph.atom(value) for value in scanned]
     function = graph.builder.function("body", results)
-    types = [v.type for v in init]
+    types = sizes.types_after()
     types += [TensorType((trip_count, *v.shape), v.dtype) for v in scanned]  # type: ignore[arg-type]
     start = c.graph.atom(true if condition is None else condition)
     operation = Loop(trip_count, start, tuple(c.graph.atom(v) for v in init), function, span=c.span)
     return list(c.graph.bind(operation, types, [c.label] * len(types), c.span))
+
+
+def _require_ranks(init: Sequence[ModelValue], carried: Sequence[ModelValue]) -> None:
+    for k, (old, new) in enumerate(zip(init, carried, strict=True)):
+        if old.dtype != new.dtype or old.rank != new.rank:
+            ranks = [x.rank if x.rank == y.rank else None for x, y in zip(init, carried, strict=True)]
+            raise _RankChanges(ranks, f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
+
+
+class _CarriedSizes:
+    """The types of what a loop carries. A size that an iteration may change is a dim of its own, one of `changing`; those that always
+    change alike are one dim."""
+
+    def __init__(self, c: Calls, types: Sequence[TensorType]) -> None:
+        self.c = c
+        self.types = list(types)
+        self.changing: set[Var] = set()
+
+    def hold(self, following: Sequence[TensorType], facts: Facts) -> bool:
+        """Whether an iteration that begins with `types` ends with types that these allow; where it does not, they change."""
+        groups: list[tuple[Expr, Expr, Var]] = []  # a dim, what it becomes, and what it is called from now on
+        ends = zip(self.types, following, strict=True)
+        found = [_with_dims(old, [self._dim(a, b, groups, facts) for a, b in _pairs(old, new)]) for old, new in ends]
+        held = all(a is b for old, new in zip(self.types, found, strict=True) for a, b in _pairs(old, new))
+        self.types = found
+        return held
+
+    def _dim(self, dim: Expr, following: Expr, groups: list[tuple[Expr, Expr, Var]], facts: Facts) -> Expr:
+        if dim not in self.changing and prove(equal(dim, following), facts) is True:
+            return dim
+        alike = [group for group in groups if group[0] == dim]
+        for _, other, var in alike:
+            if prove(equal(other, following), facts) is True:
+                return var
+        var = dim if isinstance(dim, Var) and dim in self.changing and not alike else _fresh_size(self.c)
+        self.changing.add(var)
+        groups.append((dim, following, var))
+        return var
+
+    def next_type(self, type_: TensorType, following: TensorType) -> TensorType:
+        """The type that an iteration gives: that of the parameter, but for what changes."""
+        return _with_dims(type_, [b if a in self.changing else a for a, b in _pairs(type_, following)])
+
+    def types_after(self) -> list[TensorType]:
+        """The types behind the loop: what changes inside of it is found when it has run."""
+        found = {dim: _fresh_size(self.c) for type_ in self.types for dim in type_.shape if dim in self.changing}
+        return [_with_dims(type_, [found.get(dim, dim) for dim in type_.shape]) for type_ in self.types]  # type: ignore[call-overload]
+
+
+def _pairs(a: TensorType, b: TensorType) -> list[tuple[Expr, Expr]]:
+    return list(zip(a.shape, b.shape, strict=True))
+
+
+def _with_dims(type_: TensorType, dims: Sequence[Expr]) -> TensorType:
+    return TensorType(tuple(dims), type_.dtype)
+
+
+def _fresh_size(c: Calls) -> Var:
+    """A dim that only the run tells."""
+    made = Var(c.graph.shared.fresh_dim(f"{c.label}.size"))
+    c.graph.builder.know(made)
+    return made
 
 
 def _iterations(c: Calls, trip_count: Expr, condition: ModelValue) -> Expr:
@@ -333,21 +476,29 @@ def import_loop(n: NodeContext) -> NodeResult:
     if fixed == 1:
         return _unroll(n, fixed)
     mark = n.graph.mark()
+    can_unroll = fixed is not None and 0 < fixed <= _UNROLL_LIMIT
+    unrolls_first = can_unroll and fixed is not None and fixed <= _UNROLL_CHANGING
     try:
-        return _import_loop(n, trip_count, condition, [_tensor(v) for v in n.inputs[2:]])
+        return _import_loop(n, trip_count, condition, unrolls_first)
     except UnsupportedError as error:
-        if fixed is None or not 0 < fixed <= _UNROLL_LIMIT:
-            if isinstance(error, _ShapeChanges):
+        if not can_unroll:
+            if isinstance(error, _RankChanges) and all(isinstance(v, ModelValue) for v in n.inputs[2:]):
                 own = error.ranks[len(error.ranks) - len(n.inputs[2:]) :]  # behind a count of iterations
                 n.ranks = {name: rank for name, rank in zip(n.outputs, own, strict=False) if rank is not None}
             raise
     n.graph.roll_back(mark)
-    return _unroll(n, fixed)
+    try:
+        return _unroll(n, fixed)  # type: ignore[arg-type]
+    except UnsupportedError:
+        if not unrolls_first:
+            raise
+    n.graph.roll_back(mark)
+    return _import_loop(n, trip_count, condition)
 
 
 def _tensor(value: AnyValue | None) -> ModelValue:
     if not isinstance(value, ModelValue):
-        raise UnsupportedError("a loop carries a sequence or an optional", code="TC1018")
+        raise UnsupportedError("a loop gives a sequence or an optional where a tensor is due", code="TC1018")
     return value
 
 
@@ -364,15 +515,18 @@ def _trip_count(n: NodeContext) -> Expr | None:
     return None if isinstance(number, Const) and int(number) >= _NO_LIMIT else number
 
 
-def _import_loop(n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, init: list[ModelValue]) -> list[ModelValue]:
+def _import_loop(
+    n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, keeps_sizes: bool = False
+) -> list[AnyValue]:
     """As a Loop of the graph. One that stacks and stops by a condition is run twice, first to count."""
     condition = None if condition is None else _as_scalar(n, condition)
-    body = n.attr("body")
-    stacks = len(body.output) - 1 - len(init) > 0
+    carried = _CarriedValues(n)
+    init = carried.tensors(n, n.inputs[2:])
+    stacks = len(n.attr("body").output) - 1 - len(n.inputs[2:]) > 0
     mark = n.graph.mark()
     try:
-        whole = _onnx_body(n, body, len(init), stop=True)
-        return bind_loop(n, trip_count, condition, init, whole, f"{n.place_here}/body")
+        whole = _onnx_body(n, carried, stop=True)
+        return carried.results(bind_loop(n, trip_count, condition, init, whole, f"{n.place_here}/body", keeps_sizes))
     except UnsupportedError:
         if not stacks:
             raise
@@ -380,41 +534,99 @@ def _import_loop(n: NodeContext, trip_count: Expr | None, condition: ModelValue 
     if n.graph.depth > _MAX_COUNTED_DEEP:
         message = f"loops that stack results and stop by a condition are nested more than {_MAX_COUNTED_DEEP} deep"
         raise LimitError(message, code="TC1061")
-    return _count_then_stack(n, trip_count, condition, init)
+    return carried.results(_count_then_stack(n, trip_count, condition, init, carried, keeps_sizes))
 
 
-def _onnx_body(n: NodeContext, body: Any, count: int, *, stop: bool) -> Body:
+class _CarriedValues:
+    """What an ONNX Loop carries, as tensors: of a sequence the two that it is stored in. One that stays empty is none."""
+
+    def __init__(self, n: NodeContext) -> None:
+        values = n.inputs[2:]
+        ranks = [None if isinstance(value, ModelValue) else item_rank(value) for value in values]
+        self.kinds: list[tuple[int, DType] | SequenceValue | None] = []
+        if any(rank is None and not isinstance(value, ModelValue) for value, rank in zip(values, ranks, strict=True)):
+            values = self._after_one(n)
+            ranks = [None if isinstance(value, ModelValue) else item_rank(value) for value in values]
+        for value, rank in zip(values, ranks, strict=True):
+            if isinstance(value, SequenceValue | StoredSequence):
+                self.kinds.append(SequenceValue((), None) if rank is None else (rank, item_dtype(value)))
+            else:
+                self.kinds.append(None)
+
+    def _after_one(self, n: NodeContext) -> list[AnyValue]:
+        """The values after one iteration, which is imported for what sequences that are empty before it have in them."""
+        mark = n.graph.mark()
+        graph = n.graph.nested(f"{n.place_here}/body")
+        graph.iteration = constant_value(np.array(0, np.int64))
+        results = graph.run_graph(n.attr("body"), [graph.iteration, constant_value(np.array(True)), *n.inputs[2:]])
+        n.graph.roll_back(mark)
+        return results[1 : len(n.inputs) - 1]
+
+    def tensors(self, c: Calls, values: Sequence[AnyValue | None]) -> list[ModelValue]:
+        found: list[ModelValue] = []
+        for value, kind in zip(values, self.kinds, strict=True):
+            if kind is None:
+                found.append(_tensor(value))
+            elif isinstance(kind, tuple):
+                assert value is not None, "a sequence is there"
+                sequence = stored(c, value, *kind)
+                found += [sequence.elements, sequence.shapes]
+            elif value is None or item_rank(value) is not None:
+                raise UnsupportedError("a loop puts something into a sequence later than in its first iteration", code="TC1018")
+        return found
+
+    def values(self, tensors: Sequence[ModelValue]) -> list[AnyValue]:
+        rest = iter(tensors)
+        found: list[AnyValue] = []
+        for kind in self.kinds:
+            if isinstance(kind, tuple):
+                found.append(StoredSequence(next(rest), next(rest)))
+            else:
+                found.append(next(rest) if kind is None else kind)
+        return found
+
+    def results(self, tensors: Sequence[ModelValue]) -> list[AnyValue]:
+        """The results of the Loop: last values, and what is stacked."""
+        count = sum(2 if isinstance(kind, tuple) else kind is None for kind in self.kinds)
+        return [*self.values(tensors[:count]), *tensors[count:]]
+
+
+def _onnx_body(n: NodeContext, values: _CarriedValues, *, stop: bool) -> Body:
     """The body of an ONNX Loop; without `stop` its condition is known to hold."""
+    body, count = n.attr("body"), len(n.inputs) - 2
 
     def run(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
         true = constant_value(np.array(True))
-        results = [_tensor(v) for v in c.graph.run_graph(body, [i, true, *carried])]
-        after: ModelValue | None = results[0]
-        known = c.graph.array(results[0])
+        first, *results = c.graph.run_graph(body, [i, true, *values.values(carried)])
+        goes_on = _tensor(first)
+        after: ModelValue | None = goes_on
+        known = c.graph.array(goes_on)
         if not stop or (known is not None and known.reshape(-1)[0]):
             after = None
-        elif results[0].rank:
-            after = c.call("reshape", results[0], shape=())
-        return after, results[1 : 1 + count], results[1 + count :]
+        elif goes_on.rank:
+            after = c.call("reshape", goes_on, shape=())
+        return after, values.tensors(c, results[:count]), list(map(_tensor, results[count:]))
 
     return run
 
 
 def _count_then_stack(
-    n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, init: list[ModelValue]
+    n: NodeContext,
+    trip_count: Expr | None,
+    condition: ModelValue | None,
+    init: list[ModelValue],
+    values: _CarriedValues,
+    keeps_sizes: bool,
 ) -> list[ModelValue]:
-    body = n.attr("body")
-    inner = _onnx_body(n, body, len(init), stop=True)
+    inner = _onnx_body(n, values, stop=True)
 
     def count(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
-        after, values, _ = inner(c, i, carried[1:])
-        return after, [c.call("add", carried[0], c.const(1, i64)), *values], []
+        after, following, _ = inner(c, i, carried[1:])
+        return after, [c.call("add", carried[0], c.const(1, i64)), *following], []
 
-    counted = bind_loop(n, trip_count, condition, [n.const(0, i64), *init], count, f"{n.place_here}/body")
+    counted = bind_loop(n, trip_count, condition, [n.const(0, i64), *init], count, f"{n.place_here}/body", keeps_sizes)
     iterations = n.graph.dims(counted[0], f"{n.label}.iterations", n.span)[0]
-    return bind_loop(
-        n, iterations, None, init, _onnx_body(n, body, len(init), stop=False), f"{n.place_here}/body"
-    )
+    return bind_loop(n, iterations, None, init, _onnx_body(n, values, stop=False), f"{n.place_here}/body")
 
 
 def _unroll(n: NodeContext, trip_count: int) -> NodeResult:

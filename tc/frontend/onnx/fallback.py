@@ -18,6 +18,7 @@ from tc.errors import Span, UnsupportedError
 from tc.frontend.imported import FALLBACK
 from tc.frontend.onnx.node_context import GraphImporter, NodeContext, NodeResult
 from tc.frontend.onnx.reading import reads
+from tc.frontend.onnx.stored_sequences import packed_tensors
 from tc.frontend.onnx.tensors import CODES, STRING_CODE, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
@@ -27,6 +28,7 @@ from tc.frontend.onnx.values import (
     PackedValue,
     SequenceValue,
     Source,
+    StoredSequence,
     StringsValue,
 )
 from tc.frontend.signature import PACKED_NAMES, STRING
@@ -187,6 +189,7 @@ class _Sources:
     def __init__(self, n: NodeContext) -> None:
         self.n = n
         self.tensors: dict[str, Source] = {}
+        self.packed: dict[StoredSequence, PackedValue] = {}
         self.nodes: dict[str, Any] = {}  # by the name of their first result, each after what it reads
 
     def add(self, name: str, value: AnyValue | None) -> None:
@@ -204,6 +207,9 @@ class _Sources:
                     self.add(part, item)
                 empty = helper.make_node("SequenceEmpty", [], [name], dtype=CODES[dtype if dtype is not None else f32])
                 self._add_node(helper.make_node("SequenceConstruct", parts, [name]) if parts else empty)
+            case StoredSequence(elements=elements):
+                type_ = _type_of("sequence", CODES[elements.dtype])
+                self.add(name, self.packed.setdefault(value, PackedValue(type_, packed_tensors(self.n, value))))
             case DeferredValue():
                 for key, tensor in value.tensors.items():
                     self.add(key, tensor)

@@ -11,7 +11,7 @@ from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import needed_nodes, order_nodes
 from tc.frontend.onnx.tensors import CODES, STRING_CODE
-from tc.frontend.onnx.values import DeferredValue, ModelValue, StringsValue
+from tc.frontend.onnx.values import DeferredValue, ModelValue, StoredSequence, StringsValue
 from tc.ir.expr import Const
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def _type_proto(value: Any) -> TypeProto:
 
     if isinstance(value, StringsValue):
         return onnx.helper.make_tensor_type_proto(STRING_CODE, [int(d) if isinstance(d, Const) else None for d in value.numbers.shape])
+    if isinstance(value, StoredSequence):
+        return onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(CODES[value.elements.dtype], [None] * value.rank))
     if not isinstance(value, ModelValue):
         return onnx.TypeProto()
     shape = [int(dim) if isinstance(dim, Const) else None for dim in value.shape]

@@ -11,7 +11,9 @@ from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.imported import RANDOM_KEY
 from tc.frontend.onnx.fallback import dtype_name, kind_of, pack_deferred
 from tc.frontend.onnx.importer import GraphImporter, check_size
+from tc.frontend.onnx.node_context import Calls
 from tc.frontend.onnx.reading import check_text
+from tc.frontend.onnx.stored_sequences import packed_tensors
 from tc.frontend.onnx.tensors import STRING_CODE, dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
@@ -21,6 +23,7 @@ from tc.frontend.onnx.values import (
     OptionalValue,
     PackedValue,
     SequenceValue,
+    StoredSequence,
     StringsValue,
 )
 from tc.frontend.signature import LIST, MAPS, NOTHING, PACKED, PACKED_NAMES, STRING, TENSOR, ValueLayout
@@ -53,6 +56,9 @@ def output_part(importer: GraphImporter, info: ValueInfoProto, value: AnyValue) 
             if any(item.dtype.name != dtype for item in items):
                 raise ModelError(f"the output {name!r} is a sequence of several element types: {', '.join(str(i.type) for i in items)}")
             return ValueLayout(name, LIST, len(items), dtype), items
+        case StoredSequence(elements=elements):
+            tensors = packed_tensors(Calls(importer, Span(name), name), content)
+            return ValueLayout(name, PACKED, len(tensors), elements.dtype.name, "sequence"), tensors
         case MapsValue(scores=scores, labels=labels):
             return ValueLayout(name, MAPS, 1, scores.dtype.name, labels=labels), (scores,)
         case DeferredValue():

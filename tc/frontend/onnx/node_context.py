@@ -29,6 +29,7 @@ from tc.frontend.onnx.values import (
     DeferredValue,
     ModelValue,
     OptionalValue,
+    StoredSequence,
     StringsValue,
     UnknownValue,
     constant_value,
@@ -231,6 +232,8 @@ class NodeContext(Calls):
             raise UnsupportedError(f"input {index} comes from {found.reason}", code="TC1017")
         if isinstance(found, StringsValue):
             raise UnsupportedError(f"input {index} is a tensor of strings", code="TC1017")
+        if isinstance(found, StoredSequence):
+            raise UnsupportedError(f"input {index} is a sequence whose length data decide", code="TC1017")
         if not isinstance(found, ModelValue):
             what = "is missing" if found is None else "is a sequence or an optional, not a tensor"
             raise NodeError(f"{self.op_type}: input {index} {what}")

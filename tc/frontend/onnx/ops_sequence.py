@@ -1,33 +1,57 @@
-"""Sequences and optionals. They exist while a model is imported, with known lengths; the graph has tensors only."""
+"""Sequences and optionals. Those of known length exist while a model is imported; others are tensors (`stored_sequences`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
-from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.control_flow import bind_loop, choose
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.size_elements import make_elements
+from tc.frontend.onnx.stored_sequences import (
+    common_dims,
+    erased,
+    inserted,
+    item,
+    item_dtype,
+    item_rank,
+    limits,
+    stacked,
+    stored,
+    total,
+)
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import (
     DeferredValue,
     ModelValue,
     OptionalValue,
     SequenceValue,
+    StoredSequence,
     StringsValue,
     constant_value,
+    elements_value,
 )
 from tc.ir.arith import prove
-from tc.ir.expr import Const, Expr, const
+from tc.ir.dtype import i64
+from tc.ir.expr import Const, Expr, ceildiv, const
+from tc.ir.types import TensorType
 
 
-def _sequence(n: NodeContext, index: int) -> SequenceValue:
+def _sequence(n: NodeContext, index: int, position: int | None = None) -> SequenceValue | StoredSequence:
+    """Input `index`; as tensors where the input `position` depends on data."""
     found = n.inputs[index] if index < len(n.inputs) else None
     if isinstance(found, OptionalValue):
         found = found.content
     if isinstance(found, DeferredValue):
         raise UnsupportedError(f"input {index} comes from {found.reason}", code="TC1017")
-    if not isinstance(found, SequenceValue):
+    if not isinstance(found, (SequenceValue, StoredSequence)):
         raise NodeError(f"{n.op_type}: input {index} must be a sequence")
-    return found
+    if position is None or not n.is_data(position):
+        return found
+    rank = item_rank(found)
+    if rank is None:
+        raise NodeError(f"{n.op_type}: a position in an empty sequence")
+    return stored(n, found, rank, item_dtype(found))
 
 
 def _position(n: NodeContext, index: int, count: int, last: int) -> int | None:
@@ -55,21 +79,29 @@ def import_sequence_empty(n: NodeContext) -> NodeResult:
 
 @onnx_op("SequenceLength")
 def import_sequence_length(n: NodeContext) -> NodeResult:
-    return constant_value(np.array(len(_sequence(n, 0).items), np.int64))
+    found = _sequence(n, 0)
+    length = found.length if isinstance(found, StoredSequence) else const(len(found.items))
+    return elements_value(make_elements([length], ()), i64)
 
 
 @onnx_op("SequenceAt")
 def import_sequence_at(n: NodeContext) -> NodeResult:
-    items = _sequence(n, 0).items
-    place = _position(n, 1, len(items), len(items) - 1)
-    if place is None:
+    sequence = _sequence(n, 0, 1)
+    if n.optional(1) is None:
         raise NodeError("SequenceAt: input 1, the position, is missing")
-    return items[place]
+    if isinstance(sequence, StoredSequence):
+        return item(n, sequence, n.value(1))
+    place = _position(n, 1, len(sequence.items), len(sequence.items) - 1)
+    assert place is not None, "the position is there"
+    return sequence.items[place]
 
 
 @onnx_op("SequenceInsert")
 def import_sequence_insert(n: NodeContext) -> NodeResult:
-    items = list(_sequence(n, 0).items)
+    sequence = _sequence(n, 0, 2)
+    if isinstance(sequence, StoredSequence):
+        return inserted(n, sequence, n.value(1), n.optional(2))
+    items = list(sequence.items)
     place = _position(n, 2, len(items), len(items))
     items.insert(len(items) if place is None else place, n.value(1))
     return SequenceValue(tuple(items))
@@ -77,7 +109,10 @@ def import_sequence_insert(n: NodeContext) -> NodeResult:
 
 @onnx_op("SequenceErase")
 def import_sequence_erase(n: NodeContext) -> NodeResult:
-    items = list(_sequence(n, 0).items)
+    sequence = _sequence(n, 0, 1)
+    if isinstance(sequence, StoredSequence):
+        return erased(n, sequence, n.optional(1))
+    items = list(sequence.items)
     place = _position(n, 1, len(items), len(items) - 1)
     if not items:
         raise NodeError("SequenceErase: the sequence is empty")
@@ -87,12 +122,50 @@ def import_sequence_erase(n: NodeContext) -> NodeResult:
 
 @onnx_op("ConcatFromSequence")
 def import_concat_from_sequence(n: NodeContext) -> NodeResult:
-    items, axis = _sequence(n, 0).items, n.attr("axis")
+    sequence, axis = _sequence(n, 0), n.attr("axis")
+    if isinstance(sequence, StoredSequence):
+        return _concat_stored(n, sequence, axis)
+    items = sequence.items
     if not items:
         raise UnsupportedError("ConcatFromSequence of an empty sequence", code="TC1022")
     if not n.attr("new_axis", 0):
         return n.call("concat", *items, axis=axis)
     return n.call("concat", *(n.call("unsqueeze", item, axes=(axis,)) for item in items), axis=axis)
+
+
+def _concat_stored(n: NodeContext, sequence: StoredSequence, axis: int) -> ModelValue:
+    """Of a length that data decide. Items of different sizes along an axis behind others are joined one by one."""
+    is_new = bool(n.attr("new_axis", 0))
+    rank = sequence.rank + is_new
+    if not -rank <= axis < rank:
+        raise ShapeError(f"ConcatFromSequence: axis {axis} of a result of rank {rank}")
+    axis %= rank
+    if is_new:
+        return stacked(n, sequence, common_dims(n, sequence), axis)
+    dims = common_dims(n, sequence, but=axis)
+    shape = (*dims[:axis], total(n, sequence, axis), *dims[axis + 1 :])
+    if axis == 0:
+        return n.call("reshape", sequence.elements, shape=shape)
+    least, most = (n.call("slice", ends, starts=(axis,), sizes=(1,), steps=(1,)) for ends in limits(n, sequence))
+    are_alike = n.call("reshape", n.call("equal", least, most), shape=())
+    alike = (*dims[:axis], sequence.length * dims[axis], *dims[axis + 1 :])
+    return choose(
+        n,
+        are_alike,
+        TensorType(shape, sequence.elements.dtype),
+        lambda c: c.call("reshape", stacked(c, sequence, dims, axis), shape=alike),
+        lambda c: _one_by_one(c, sequence, (*dims[:axis], const(0), *dims[axis + 1 :]), axis),
+    )
+
+
+def _one_by_one(c: Calls, sequence: StoredSequence, shape: tuple[Expr, ...], axis: int) -> ModelValue:
+    """The items joined along an axis, beginning with nothing, which has this shape."""
+    nothing = c.call("full", value=0, dtype=sequence.elements.dtype, shape=shape)
+
+    def add(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
+        return None, [c.call("concat", carried[0], item(c, sequence, i), axis=axis)], []
+
+    return bind_loop(c, sequence.length, None, [nothing], add, "items")[0]
 
 
 @onnx_op("SplitToSequence")
@@ -101,11 +174,33 @@ def import_split_to_sequence(n: NodeContext) -> NodeResult:
     if not -x.rank <= axis < x.rank:
         raise ShapeError(f"SplitToSequence: axis {axis} of {x.type}")
     axis %= x.rank
+    if not isinstance(x.shape[axis], Const) and (n.optional(1) is None or n.value(1).rank == 0):
+        return _split_stored(n, x, axis)
     sizes = _split_sizes(n, x, axis)
     parts = n.graph.call("split", x, span=n.span, names=[n.label] * len(sizes), axis=axis, sizes=tuple(sizes))
     if n.optional(1) is None and not n.attr("keepdims", 1):
         return SequenceValue(tuple(n.call("squeeze", part, axes=(axis,)) for part in parts))
     return SequenceValue(parts)
+
+
+def _split_stored(n: NodeContext, x: ModelValue, axis: int) -> StoredSequence:
+    """As many parts of one size as there are, the last one smaller where it is what is left."""
+    asked = n.ints(1, "split")
+    size, dim = const(1 if asked is None else asked[0]), x.shape[axis]
+    if size.value <= 0:
+        raise ShapeError(f"SplitToSequence: parts of {size}, which must be positive")
+    if axis and size.value > 1:
+        raise UnsupportedError(f"SplitToSequence: parts of {size} of the dim {dim}, along axis {axis}", code="TC1015")
+    first = n.call("transpose", x, perm=(axis, *(k for k in range(x.rank) if k != axis)))
+    count = ceildiv(dim, size)
+    left = n.call("range", start=dim, size=count, step=-size)
+    rest: list[ModelValue | None] = [elements_value(make_elements([other], ()), i64) for other in x.shape]
+    rest[axis] = n.call("minimum", left, n.const(size.value, i64))
+    if asked is None and not n.attr("keepdims", 1):
+        del rest[axis]
+    columns = [n.call("expand", n.call("reshape", each, shape=(each.type.num_elements, 1)), shape=(count, 1)) for each in rest]
+    shapes = n.call("concat", *columns, axis=1) if columns else n.call("full", value=0, dtype=i64, shape=(count, 0))
+    return StoredSequence(n.call("reshape", first, shape=(x.type.num_elements,)), shapes)
 
 
 def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:
@@ -132,7 +227,7 @@ def import_optional(n: NodeContext) -> NodeResult:
     content = n.inputs[0] if n.inputs else None
     if isinstance(content, DeferredValue):
         raise UnsupportedError(f"input 0 comes from {content.reason}", code="TC1017")
-    if content is not None and not isinstance(content, (ModelValue, StringsValue, SequenceValue)):
+    if content is not None and not isinstance(content, (ModelValue, StringsValue, SequenceValue, StoredSequence)):
         raise UnsupportedError("Optional of what is no tensor and no sequence", code="TC1017")
     return OptionalValue(content)
 

@@ -68,10 +68,26 @@ class SequenceValue:
 
 
 @dataclass(frozen=True, eq=False)
+class StoredSequence:
+    """An ONNX sequence whose length data decide: the `elements` of its items, one after the other, and their `shapes` [length, rank]."""
+
+    elements: ModelValue
+    shapes: ModelValue
+
+    @property
+    def length(self) -> Expr:
+        return self.shapes.shape[0]
+
+    @property
+    def rank(self) -> int:
+        return int(self.shapes.shape[1])  # type: ignore[arg-type]  # of the items, which is known
+
+
+@dataclass(frozen=True, eq=False)
 class OptionalValue:
     """An ONNX optional: something or nothing, known at import."""
 
-    content: ModelValue | StringsValue | SequenceValue | None
+    content: ModelValue | StringsValue | SequenceValue | StoredSequence | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +114,7 @@ class UnknownValue:
 Source = Union[ModelValue, StringsValue, PackedValue]
 """What the program has as tensors."""
 
-AnyValue = Union[ModelValue, StringsValue, SequenceValue, OptionalValue, DeferredValue, MapsValue, UnknownValue]
+AnyValue = Union[ModelValue, StringsValue, SequenceValue, StoredSequence, OptionalValue, DeferredValue, MapsValue, UnknownValue]
 
 
 def constant_value(array: np.ndarray, name: str = "") -> ModelValue:

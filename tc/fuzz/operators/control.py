@@ -42,6 +42,22 @@ def like(b: Builder, held: Held, *, shape: bool = True) -> Held:
     return b.emit(b.choose(("Add", "Sub", "Max") if b.since(12) else ("Add", "Sub")), [held, other])[0]
 
 
+def resized(b: Builder, held: Held) -> Held:
+    """A value made in this body of the dtype and rank of `held`, which is of another size along an axis, mostly."""
+    axis = b.integer(0, held.rank - 1)
+    match b.integer(0, 3):
+        case 0:
+            return b.emit("Concat", [held, held], axis=axis)[0]
+        case 1:
+            row = b.constant(np.ones([1 if k == axis else n for k, n in enumerate(held.shape)], held.dtype))
+            return b.emit("Concat", [held, row], axis=axis)[0]
+        case 2:
+            kept = np.array([b.chance(0.7) for _ in range(held.shape[axis])], np.bool_)
+            return b.emit("Compress", [held, b.constant(kept)], axis=axis)[0]
+    first, end, along = (b.constant(np.array([k], np.int64)) for k in (1, 2**31, axis))
+    return b.emit("Slice", [held, first, end, along])[0]
+
+
 def bindable(name: str, held: Held, *, shaped: bool = True) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(held.dtype)
     return helper.make_tensor_value_info(name, kind, list(held.shape) if shaped else None)
@@ -110,10 +126,11 @@ def loop(grow: Grow) -> Callable[[Builder], None]:
         count = inner._hold(inner.new_name("i"), np.array(0, np.int64))
         going = inner._hold(inner.new_name("g"), np.array(True))
         states = [step_input(inner, h) for h in carried]
+        changing = [h.rank > 0 and h.dtype in (F32, I64) and b.chance(0.25) for h in carried]
         inputs = [
             bindable(count.name, count),
             bindable(going.name, going),
-            *(bindable(s.name, s, shaped=b.chance(0.5)) for s in states),
+            *(bindable(s.name, s, shaped=not other and b.chance(0.5)) for s, other in zip(states, changing)),
         ]
         grow(inner, b.integer(0, 3))
         if bound is None or b.chance(0.4):
@@ -126,7 +143,7 @@ def loop(grow: Grow) -> Callable[[Builder], None]:
             goes_on = inner.emit("Identity", [going])[0]
         if bound is None and not b.since(9):
             raise Rejected("would never end")
-        results = [goes_on, *(like(inner, s) for s in states)]
+        results = [goes_on, *(resized(inner, s) if other else like(inner, s) for s, other in zip(states, changing))]
         made = {n for node in inner.nodes for n in node.output}
         stacked = [h for h in inner.pool if h.name in made and h.array.size < 200 and h.dtype != BF16]
         scans = [b.choose(stacked) for _ in range(b.integer(0 if carried else 1, 2))] if stacked else []

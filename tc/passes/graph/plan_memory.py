@@ -9,7 +9,7 @@ is alive, then, when all offsets are known, to write down the steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from tc.errors import LoweringError, Span, UnsupportedError, located
 from tc.ir.access import access_checks
@@ -27,6 +27,7 @@ from tc.ir.plan import (
     CallOut,
     Check,
     Copy,
+    Exchange,
     ExecutionPlan,
     Launch,
     PlanStep,
@@ -38,6 +39,7 @@ from tc.ir.plan import (
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import ALIGNMENT, StorageRegion, assign_offsets, region_of_type
+from tc.passes.graph.found_sizes import changing_sizes
 from tc.passes.graph.joins import is_aligned, is_join, made_here, operands_of, part_offset, parts_of, view_root
 from tc.passes.graph.place_on_host import is_on_host, is_small
 from tc.passes.graph.storages import NOT_YET, PossibleReuse, Storage, StorageView, have_same_size, is_whole
@@ -118,6 +120,7 @@ class _Planner:
         self._conditions: dict[Loop, TensorVar] = {}
         self._rows: dict[TensorVar, StorageView] = {}
         self._holders: dict[tuple[Atom, int], TensorVar] = {}
+        self._sizes: dict[Var, TensorVar] = {}
         self._owned: dict[int, Storage] = {}
         for index, param in enumerate(func.params):
             self.views[param] = StorageView(Storage(SlotPlace.INPUT, index, param.type))  # type: ignore[arg-type]
@@ -406,21 +409,29 @@ class _Planner:
         condition = self._read_slot(value.condition)
         for target in targets:
             self._define(target)
-        branches = [self._walk_branch(branch, targets) for branch in (value.then_branch, value.else_branch)]
+        found = self._found_dims(targets)
+        branches = [self._walk_branch(branch, targets, found) for branch in (value.then_branch, value.else_branch)]
         for target in targets:
             self._use(target)
-        return [*self._allocations(targets), Branch(condition, tuple(branches[0]), tuple(branches[1]), span=value.span)]
+        sizes = [BindDims(self._size_slot(dim), (dim,)) for dim in found]
+        return [*self._allocations(targets), Branch(condition, tuple(branches[0]), tuple(branches[1]), span=value.span), *sizes]
 
-    def _walk_branch(self, branch: Function, targets: tuple[TensorVar, ...]) -> list[PlanStep]:
-        """The steps of a branch, its results made in, or copied to, the places of the `If`'s targets."""
+    def _walk_branch(self, branch: Function, targets: tuple[TensorVar, ...], found: tuple[Var, ...]) -> list[PlanStep]:
+        """The steps of a branch, its results made in, or copied to, the places of the `If`'s targets; `found`: the dims of these that the
+        branch alone knows."""
         made = made_here(branch)
         for result, target in zip(branch.results, targets, strict=True):
             root = view_root(result, made) if isinstance(result, TensorVar) and result in made else None
-            if root is not None and self._fits(root, target):
+            if root is not None and not self._found_dims((target,)) and self._fits(root, target):
                 self.wanted.setdefault(root, self.views[target])
         steps = self._walk_nested(branch)
         self.time += 1
+        ends = [(_tensor_type(target).shape, _tensor_type(result).shape) for target, result in zip(targets, branch.results, strict=True)]
+        sized: dict[Expr, Expr] = {dim: size for shapes in ends for dim, size in zip(*shapes, strict=True)}
+        steps.extend(StoreIndex(self._size_slot(dim), sized[dim]) for dim in found)
         for result, target in zip(branch.results, targets, strict=True):
+            if self._found_dims((target,)):
+                steps.append(Allocate(self.views[target].storage.index, _tensor_type(result).size_bytes))
             steps.extend(self._copy(result, target, self.views[target]))
         return steps
 
@@ -431,7 +442,8 @@ class _Planner:
         return [Copy(self._slot(source, here), self._slot(target, place), _tensor_type(source).size_bytes)]
 
     def _walk_loop(self, loop: Loop, targets: tuple[TensorVar, ...]) -> list[PlanStep]:
-        """Carried values keep one place for the whole loop; each iteration's new values are copied there at its end."""
+        """Carried values keep one place for the whole loop; each iteration's new values are copied there at its end, but for blocks
+        whose sizes change, which exchange."""
         body = loop.body
         index_param, *carried_params = body.params
         num_carried = len(carried_params)
@@ -441,12 +453,17 @@ class _Planner:
         for target in targets:
             self._define(target)
         steps.extend(self._allocations(targets))
-        for init, target, param in zip(loop.init, targets, carried_params, strict=False):
+        sizes, changing = changing_sizes(loop, targets, self.known_dims)
+        steps.extend(StoreIndex(self._size_slot(size.inside), size.first) for size in sizes)
+        for k, (init, target, param) in enumerate(zip(loop.init, targets, carried_params, strict=False)):
             self.views[param] = self.views[target]
+            if k in changing:
+                steps.append(Allocate(self.views[target].storage.index, _tensor_type(init).size_bytes))
             steps.extend(self._copy(init, target, self.views[target]))
         condition = self._loop_condition(loop, steps)
         index = self._loop_index(loop)
-        body_steps: list[PlanStep] = []
+        body_steps: list[PlanStep] = [BindDims(self._size_slot(size.inside), (size.inside,)) for size in sizes]
+        self.known_dims |= {size.inside for size in sizes}
         self.views.setdefault(index_param, StorageView(self._new_storage(TensorType((), i64))))
         if self._is_used(index_param, body):
             body_steps.append(StoreIndex(self._slot(index_param, self.views[index_param]), index))
@@ -455,12 +472,19 @@ class _Planner:
             self._want_scanned(result, targets[num_carried + k], index, body)
         body_steps.extend(self._walk_nested(body))
         self.time += 1
-        body_steps.extend(self._end_of_iteration(loop, targets, carried_params, condition, index))
+        body_steps.extend(self._end_of_iteration(loop, targets, carried_params, condition, index, changing, entered))
+        body_steps.extend(StoreIndex(self._size_slot(size.inside), size.following) for size in sizes)
         self._extend_captured(body, entered)
         for target in targets:
             self._use(target)
         slot = None if condition is None else self._slot(condition, self.views[condition])
-        return [*steps, Repeat(index, loop.trip_count, slot, tuple(body_steps), span=loop.span)]
+        found = [BindDims(self._size_slot(size.inside), (size.after,)) for size in sizes]
+        return [*steps, Repeat(index, loop.trip_count, slot, tuple(body_steps), span=loop.span), *found]
+
+    def _size_slot(self, dim: Var) -> Slot:
+        """Where the size of a carried value is from iteration to iteration."""
+        holder = self._sizes.setdefault(dim, TensorVar("size", TensorType((), i64)))
+        return self._slot(holder, self._define(holder))
 
     def _loop_index(self, loop: Loop) -> Var:
         """The iteration number, the same variable in both walks."""
@@ -498,16 +522,41 @@ class _Planner:
         carried_params: list[TensorVar],
         condition: TensorVar | None,
         index: Var,
+        changing: Set[int],
+        entered: int,
     ) -> list[PlanStep]:
         next_condition, *others = loop.body.results
         carried, scanned = others[: len(carried_params)], others[len(carried_params) :]
         steps: list[PlanStep] = []
         for result, target in zip(scanned, targets[len(carried) :], strict=True):
             steps.extend(self._copy(result, result, self._row(target, _tensor_type(result), index)))
-        steps.extend(self._copy_in_parallel(carried, targets))
-        if condition is not None:
-            steps.extend(self._copy(next_condition, condition, self.views[condition]))
-        return steps
+        if condition is not None:  # while blocks are where their values are
+            steps.extend(self._copy(next_condition, condition, self._define(condition)))
+        exchanges: dict[Storage, PlanStep] = {}
+        for k in sorted(changing):
+            here, place = self._use(carried[k]), self.views[targets[k]].storage
+            if here.storage is place and is_whole(here):
+                continue
+            block = here.storage
+            if block.place is not SlotPlace.DYNAMIC or block.start <= entered or not is_whole(here) or block in exchanges:
+                block = self._copied(carried[k], k, steps)
+            assert place.place is SlotPlace.DYNAMIC, "a value of changing size has a block of its own"
+            exchanges[block] = Exchange(place.index, block.index)
+        fixed = [(source, target) for k, (source, target) in enumerate(zip(carried, targets, strict=False)) if k not in changing]
+        steps.extend(self._copy_in_parallel([source for source, _ in fixed], tuple(target for _, target in fixed)))
+        return [*steps, *exchanges.values()]
+
+    def _copied(self, source: Atom, k: int, steps: list[PlanStep]) -> Storage:
+        """A dynamic block of its own with a copy of `source`, the next value of the carried one number `k`."""
+        type_ = _tensor_type(source)
+        holder = self._holders.setdefault((source, ~k), TensorVar("held", type_))
+        if holder not in self.views:
+            self.views[holder] = StorageView(Storage(SlotPlace.DYNAMIC, self.num_dynamic, type_, self.time))
+            self.num_dynamic += 1
+        block = self.views[holder].storage
+        steps.append(Allocate(block.index, type_.size_bytes))
+        steps.extend(self._copy(source, holder, self.views[holder]))
+        return block
 
     def _copy_in_parallel(self, sources: list[Atom], targets: tuple[TensorVar, ...]) -> list[PlanStep]:
         """Copy all sources to the targets' places as if at once: a source that is another target's place goes first elsewhere."""

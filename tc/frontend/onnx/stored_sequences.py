@@ -1,0 +1,180 @@
+"""Sequences whose length data decide: their items lie one after the other in one tensor, and their shapes are the rows of another.
+
+Both are tensors of the graph, so that a sequence grows in a loop, or comes out of a branch, as any other value of a size that the run
+tells. All items are of one dtype and rank. Where that cannot be, the node is ONNX's reference's to run (`fallback`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tc.errors import UnsupportedError
+from tc.frontend.onnx.node_context import Calls
+from tc.frontend.onnx.size_elements import make_elements
+from tc.frontend.onnx.values import AnyValue, ModelValue, SequenceValue, StoredSequence, constant_value, elements_value
+from tc.frontend.signature import PACKED_NAMES
+from tc.ir.dtype import DType, i64
+from tc.ir.expr import Expr, as_expr, const, equal
+from tc.ops.registry import Requirement
+
+
+def item_rank(sequence: AnyValue) -> int | None:
+    """The rank of the items of a sequence; None where there is none. UnsupportedError where they are not alike, or no sequence is."""
+    match sequence:
+        case StoredSequence():
+            return sequence.rank
+        case SequenceValue(items=items) if len({(item.dtype, item.rank) for item in items}) <= 1:
+            return items[0].rank if items else None
+    raise UnsupportedError("a sequence whose items are not of one dtype and rank", code="TC1017")
+
+
+def item_dtype(sequence: SequenceValue | StoredSequence) -> DType:
+    """The dtype of the items of a sequence that has some."""
+    return sequence.elements.dtype if isinstance(sequence, StoredSequence) else sequence.items[0].dtype
+
+
+def stored(c: Calls, sequence: AnyValue, rank: int, dtype: DType) -> StoredSequence:
+    """A sequence as tensors. UnsupportedError where its items are not of the rank and dtype."""
+    match sequence:
+        case StoredSequence() if (sequence.rank, sequence.elements.dtype) == (rank, dtype):
+            return sequence
+        case SequenceValue(items=items) if all((item.rank, item.dtype) == (rank, dtype) for item in items):
+            rows = [dim for item in items for dim in item.shape]
+            shapes = elements_value(make_elements(rows, (len(items), rank)), i64)
+            empty = constant_value(np.empty(0, dtype.numpy))
+            return StoredSequence(_joined(c, [_flat(c, item) for item in items]) if items else empty, shapes)
+    raise UnsupportedError(f"a sequence that has to be of {dtype} tensors of rank {rank}, and is not", code="TC1017")
+
+
+def packed_tensors(c: Calls, sequence: StoredSequence) -> tuple[ModelValue, ...]:
+    """A sequence as the program's callers have it: `PACKED_NAMES`."""
+    ranks = c.call("full", value=sequence.rank, dtype=i64, shape=(sequence.length,))
+    found = {"elements": sequence.elements, "ranks": ranks, "dims": _flat(c, sequence.shapes)}
+    return tuple(found[name] for name in PACKED_NAMES)
+
+
+# -- reading
+
+
+def item(c: Calls, sequence: StoredSequence, position: ModelValue) -> ModelValue:
+    """The item at a position, which is checked when the model runs; one below 0 counts from the end."""
+    place = _place(c, position, sequence.length)
+    first, size = _extent(c, sequence, place)
+    row = c.call("reshape", _rows(c, sequence.shapes, place, const(1)), shape=(sequence.rank,))
+    return c.call("reshape", _rows(c, sequence.elements, first, size), shape=_dims(c, row, "shape"))
+
+
+def common_dims(c: Calls, sequence: StoredSequence, but: int | None = None) -> tuple[Expr, ...]:
+    """The dims of the items, which must be the same in all, but for one axis; checked when the model runs."""
+    least, most = limits(c, sequence)
+    c.graph.builder.require(Requirement(sequence.length >= 1, f"{c.label}: the sequence is empty"))
+    low, high = _dims(c, least, "least"), _dims(c, most, "most")  # the dims of the result last: what it requires is checked behind this
+    for axis, ends in enumerate(zip(low, high, strict=True)):
+        if axis != but:
+            c.graph.builder.require(Requirement(equal(*ends), f"{c.label}: the items of the sequence differ along axis {axis}"))
+    return high
+
+
+def limits(c: Calls, sequence: StoredSequence) -> tuple[ModelValue, ModelValue]:
+    """i64[rank]: the least and the largest dim of the items along each axis."""
+    least, most = (c.call(op, sequence.shapes, axes=(0,), keepdims=False) for op in ("min", "max"))
+    return least, most
+
+
+def total(c: Calls, sequence: StoredSequence, axis: int) -> Expr:
+    """The sum of the dims of all items along an axis."""
+    sums = c.call("sum", sequence.shapes, axes=(0,), keepdims=False)
+    return _dims(c, c.call("slice", sums, starts=(axis,), sizes=(1,), steps=(1,)), "size")[0]
+
+
+def stacked(c: Calls, sequence: StoredSequence, dims: Sequence[Expr], axis: int) -> ModelValue:
+    """The items, all of shape `dims`, along a new axis."""
+    order = list(range(1, sequence.rank + 1))
+    order.insert(axis, 0)
+    return c.call("transpose", c.call("reshape", sequence.elements, shape=(sequence.length, *dims)), perm=tuple(order))
+
+
+# -- changing
+
+
+def inserted(c: Calls, sequence: StoredSequence, value: ModelValue, position: ModelValue | None) -> StoredSequence:
+    """With `value` at a position, or at the end."""
+    if (value.rank, value.dtype) != (sequence.rank, sequence.elements.dtype):
+        raise UnsupportedError(f"{value.type} in a sequence of {sequence.elements.dtype} tensors of rank {sequence.rank}", code="TC1017")
+    row = elements_value(make_elements(list(value.shape), (1, value.rank)), i64)
+    if position is None:
+        return StoredSequence(_joined(c, [sequence.elements, _flat(c, value)]), _joined(c, [sequence.shapes, row]))
+    place = _place(c, position, sequence.length, may_be_end=True)
+    first = _start(c, sequence, place)
+    return _around(c, sequence, place, first, place, first, [_flat(c, value)], [row])
+
+
+def erased(c: Calls, sequence: StoredSequence, position: ModelValue | None) -> StoredSequence:
+    """Without the item at a position, or the last one."""
+    place = _place(c, c.const(-1, i64) if position is None else position, sequence.length)
+    first, size = _extent(c, sequence, place)
+    return _around(c, sequence, place, first, place + 1, first + size, [], [])
+
+
+def _around(
+    c: Calls,
+    sequence: StoredSequence,
+    place: Expr,
+    first: Expr,
+    next_place: Expr,
+    following: Expr,
+    elements: Sequence[ModelValue],
+    rows: Sequence[ModelValue],
+) -> StoredSequence:
+    """What lies before an item and behind it, with other elements and rows between."""
+    count, length = sequence.elements.shape[0], sequence.length
+    parts = [_rows(c, sequence.elements, const(0), first), *elements, _rows(c, sequence.elements, following, count - following)]
+    shapes = [_rows(c, sequence.shapes, const(0), place), *rows, _rows(c, sequence.shapes, next_place, length - next_place)]
+    return StoredSequence(_joined(c, parts), _joined(c, shapes))
+
+
+# -- places
+
+
+def _place(c: Calls, position: ModelValue, length: Expr, may_be_end: bool = False) -> Expr:
+    """A position as a dim, looked up in a table of those that there are: that checks it."""
+    position = c.call("cast", c.call("reshape", position, shape=()), dtype=i64)
+    if may_be_end:  # of one more than there are items, so that one from the end is one more from the end of the table
+        position = c.call("where", c.call("less", position, c.const(0, i64)), c.call("sub", position, c.const(1, i64)), position)
+    table = c.call("range", start=0, size=as_expr(length) + (1 if may_be_end else 0), step=1)
+    return _dims(c, c.call("gather", table, position, axis=0), "position")[0]
+
+
+def _extent(c: Calls, sequence: StoredSequence, place: Expr) -> tuple[Expr, Expr]:
+    """Where the elements of an item begin, and how many they are."""
+    return _start(c, sequence, place), _dims(c, _rows(c, _counts(c, sequence), place, const(1)), "size")[0]
+
+
+def _start(c: Calls, sequence: StoredSequence, place: Expr) -> Expr:
+    before = _rows(c, _counts(c, sequence), const(0), place)
+    return _dims(c, c.call("sum", before, axes=None, keepdims=False), "start")[0]
+
+
+def _counts(c: Calls, sequence: StoredSequence) -> ModelValue:
+    """i64[length]: how many elements each item has."""
+    return c.call("prod", sequence.shapes, axes=(1,), keepdims=False)
+
+
+def _dims(c: Calls, value: ModelValue, what: str) -> tuple[Expr, ...]:
+    return c.graph.dims(value, f"{c.label}.{what}", c.span)
+
+
+def _flat(c: Calls, value: ModelValue) -> ModelValue:
+    return c.call("reshape", value, shape=(value.type.num_elements,))
+
+
+def _joined(c: Calls, parts: Sequence[ModelValue]) -> ModelValue:
+    return c.call("concat", *parts, axis=0)
+
+
+def _rows(c: Calls, value: ModelValue, first: Expr, count: Expr) -> ModelValue:
+    """A part along the first axis."""
+    rest = value.shape[1:]
+    return c.call("slice", value, starts=(first, *[const(0)] * len(rest)), sizes=(count, *rest), steps=(1,) * value.rank)
