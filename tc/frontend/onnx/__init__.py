@@ -2,7 +2,8 @@
 
 from tc.frontend.imported import Imported, Inspection, NodeReport, ValueReport
 from tc.frontend.onnx import (
-    control_flow,
+    branches,
+    loops,
     ops_attention,
     ops_early,
     ops_einsum,
@@ -28,7 +29,7 @@ from tc.frontend.onnx.load import inspect_model, load_model
 
 # Importing these fills the tables of operators and of Python functions.
 OPERATOR_TABLES = (
-    *(control_flow, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_training),
+    *(branches, loops, ops_attention, ops_math, ops_microsoft, ops_nn, ops_quantized, ops_resize, ops_sequence, ops_shape, ops_training),
     ops_vision,
     *(ops_early, ops_einsum, ops_fourier, ops_ml, ops_random, ops_slice, ops_trees, ops_weights, reference_run, rnn),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
-from tc.frontend.onnx.control_flow import bind_loop, choose
+from tc.frontend.onnx.branches import choose
+from tc.frontend.onnx.control_flow import bind_loop
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.stored_sequences import (

@@ -7,6 +7,8 @@ tells. All items are of one dtype and rank. Where that cannot be, the node is ON
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from tc.ir.expr import Expr, as_expr, const, equal
 from tc.ops.registry import Requirement
 
 
-def item_rank(sequence: AnyValue) -> int | None:
+def item_rank(sequence: AnyValue | None) -> int | None:
     """The rank of the items of a sequence; None where there is none. UnsupportedError where they are not alike, or no sequence is."""
     match sequence:
         case StoredSequence():
@@ -35,7 +37,7 @@ def item_dtype(sequence: SequenceValue | StoredSequence) -> DType:
     return sequence.elements.dtype if isinstance(sequence, StoredSequence) else sequence.items[0].dtype
 
 
-def stored(c: Calls, sequence: AnyValue, rank: int, dtype: DType) -> StoredSequence:
+def stored(c: Calls, sequence: AnyValue | None, rank: int, dtype: DType) -> StoredSequence:
     """A sequence as tensors. UnsupportedError where its items are not of the rank and dtype."""
     match sequence:
         case StoredSequence() if (sequence.rank, sequence.elements.dtype) == (rank, dtype):
@@ -46,6 +48,61 @@ def stored(c: Calls, sequence: AnyValue, rank: int, dtype: DType) -> StoredSeque
             empty = constant_value(np.empty(0, dtype.numpy))
             return StoredSequence(_joined(c, [_flat(c, item) for item in items]) if items else empty, shapes)
     raise UnsupportedError(f"a sequence that has to be of {dtype} tensors of rank {rank}, and is not", code="TC1017")
+
+
+Form = Union[None, tuple[int, DType], SequenceValue]
+"""How a value of control flow is tensors: itself, or a sequence of such a rank and dtype; one that is empty, whatever runs, is none."""
+
+
+def form_of(sequences: Sequence[AnyValue | None]) -> Form:
+    """The form of what is one of these sequences."""
+    for sequence in sequences:
+        rank = item_rank(sequence)
+        if rank is not None:
+            assert isinstance(sequence, SequenceValue | StoredSequence), "it has items"
+            return rank, item_dtype(sequence)
+    return SequenceValue(())
+
+
+def only_tensor(value: AnyValue | None) -> ModelValue:
+    if not isinstance(value, ModelValue):
+        raise UnsupportedError("control flow gives a sequence or an optional where a tensor is due", code="TC1018")
+    return value
+
+
+@dataclass(frozen=True)
+class StoredForms:
+    """Values of control flow as tensors, and back."""
+
+    forms: Sequence[Form]
+
+    def tensors(self, c: Calls, values: Sequence[AnyValue | None]) -> list[ModelValue]:
+        found: list[ModelValue] = []
+        for value, form in zip(values, self.forms, strict=True):
+            if form is None:
+                found.append(only_tensor(value))
+            elif isinstance(form, tuple):
+                sequence = stored(c, value, *form)
+                found += [sequence.elements, sequence.shapes]
+            elif item_rank(value) is not None:
+                raise UnsupportedError("a loop puts something into a sequence later than in its first iteration", code="TC1018")
+        return found
+
+    def values(self, tensors: Sequence[ModelValue]) -> list[AnyValue]:
+        """The inverse; tensors behind those of the forms follow as they are."""
+        rest = iter(tensors)
+        found: list[AnyValue] = []
+        for form in self.forms:
+            if isinstance(form, tuple):
+                found.append(StoredSequence(next(rest), next(rest)))
+            else:
+                found.append(next(rest) if form is None else form)
+        return [*found, *rest]
+
+    def names(self, names: Sequence[str]) -> list[str]:
+        """What the tensors are called, by the names of the values."""
+        counts = (2 if isinstance(form, tuple) else int(form is None) for form in self.forms)
+        return [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
 
 
 def packed_tensors(c: Calls, sequence: StoredSequence) -> tuple[ModelValue, ...]:

@@ -1,0 +1,248 @@
+"""`Loop` and `Scan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tc.errors import LimitError, NodeError, ShapeError, UnsupportedError
+from tc.frontend.onnx.control_flow import Body, RankChangesError, as_scalar, bind_loop, flip
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op, onnx_op_before
+from tc.frontend.onnx.size_elements import make_elements
+from tc.frontend.onnx.stored_sequences import StoredForms, form_of, item_rank, only_tensor
+from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, elements_value
+from tc.ir.arith import prove, simplify
+from tc.ir.dtype import i64
+from tc.ir.expr import Const, Expr, as_expr, const, equal, maximum
+
+_UNROLL_LIMIT = 256
+_UNROLL_CHANGING = 16  # iterations that change sizes: each has kernels of its own
+_MAX_COUNTED_DEEP = 5  # each is imported three times, and so is what it holds
+_NO_LIMIT = 1 << 31
+
+
+@onnx_op("Loop")
+def import_loop(n: NodeContext) -> NodeResult:
+    """A Loop of the graph; one iteration, or some of values whose types change, one after the other."""
+    trip_count, condition = _trip_count(n), n.optional(1)
+    start = None if condition is None else n.graph.array(condition)
+    if start is not None:
+        condition = None
+        trip_count = trip_count if start.reshape(-1)[0] else const(0)
+    fixed = int(trip_count) if isinstance(trip_count, Const) and condition is None else None
+    if fixed == 1:
+        return _unroll(n, fixed)
+    mark = n.graph.mark()
+    can_unroll = fixed is not None and 0 < fixed <= _UNROLL_LIMIT
+    unrolls_first = can_unroll and fixed is not None and fixed <= _UNROLL_CHANGING
+    try:
+        return _import_loop(n, trip_count, condition, unrolls_first)
+    except UnsupportedError as error:
+        if not can_unroll:
+            if isinstance(error, RankChangesError) and all(isinstance(v, ModelValue) for v in n.inputs[2:]):
+                own = error.ranks[len(error.ranks) - len(n.inputs[2:]) :]  # behind a count of iterations
+                n.ranks = {name: rank for name, rank in zip(n.outputs, own, strict=False) if rank is not None}
+            raise
+    n.graph.roll_back(mark)
+    try:
+        return _unroll(n, fixed)  # type: ignore[arg-type]
+    except UnsupportedError:
+        if not unrolls_first:
+            raise
+    n.graph.roll_back(mark)
+    return _import_loop(n, trip_count, condition)
+
+
+def _trip_count(n: NodeContext) -> Expr | None:
+    """The largest number of iterations; None when there is no bound."""
+    count = n.optional(0)
+    if count is None:
+        return None
+    elements = n.graph.elements(count)
+    if elements is None:
+        zero = n.const(0, count.dtype)
+        return n.graph.dims(n.call("maximum", count, zero), f"{n.label}.trip_count", n.span)[0]
+    number = simplify(maximum(elements.reshape(-1)[0], 0), n.facts)
+    return None if isinstance(number, Const) and int(number) >= _NO_LIMIT else number
+
+
+def _import_loop(
+    n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, keeps_sizes: bool = False
+) -> list[AnyValue]:
+    """As a Loop of the graph. One that stacks and stops by a condition is run twice, first to count."""
+    condition = None if condition is None else as_scalar(n, condition)
+    carried = _carried_forms(n)
+    init = carried.tensors(n, n.inputs[2:])
+    stacks = len(n.attr("body").output) - 1 - len(n.inputs[2:]) > 0
+    mark = n.graph.mark()
+    try:
+        whole = _onnx_body(n, carried, stop=True)
+        return carried.values(bind_loop(n, trip_count, condition, init, whole, f"{n.place_here}/body", keeps_sizes))
+    except UnsupportedError:
+        if not stacks:
+            raise
+    n.graph.roll_back(mark)
+    if n.graph.depth > _MAX_COUNTED_DEEP:
+        message = f"loops that stack results and stop by a condition are nested more than {_MAX_COUNTED_DEEP} deep"
+        raise LimitError(message, code="TC1061")
+    return carried.values(_count_then_stack(n, trip_count, condition, init, carried, keeps_sizes))
+
+
+def _carried_forms(n: NodeContext) -> StoredForms:
+    """How what a Loop carries is tensors; one iteration is imported for what sequences that are empty before it have in them."""
+    values = n.inputs[2:]
+    if any(not isinstance(value, ModelValue) and item_rank(value) is None for value in values):
+        mark = n.graph.mark()
+        graph = n.graph.nested(f"{n.place_here}/body")
+        graph.iteration = constant_value(np.array(0, np.int64))
+        results = graph.run_graph(n.attr("body"), [graph.iteration, constant_value(np.array(True)), *values])
+        n.graph.roll_back(mark)
+        values = results[1 : 1 + len(values)]
+    return StoredForms([None if isinstance(value, ModelValue) else form_of([value]) for value in values])
+
+
+def _onnx_body(n: NodeContext, values: StoredForms, *, stop: bool) -> Body:
+    """The body of an ONNX Loop; without `stop` its condition is known to hold."""
+    body, count = n.attr("body"), len(n.inputs) - 2
+
+    def run(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
+        true = constant_value(np.array(True))
+        first, *results = c.graph.run_graph(body, [i, true, *values.values(carried)])
+        goes_on = only_tensor(first)
+        after: ModelValue | None = goes_on
+        known = c.graph.array(goes_on)
+        if not stop or (known is not None and known.reshape(-1)[0]):
+            after = None
+        elif goes_on.rank:
+            after = c.call("reshape", goes_on, shape=())
+        return after, values.tensors(c, results[:count]), list(map(only_tensor, results[count:]))
+
+    return run
+
+
+def _count_then_stack(
+    n: NodeContext,
+    trip_count: Expr | None,
+    condition: ModelValue | None,
+    init: list[ModelValue],
+    values: StoredForms,
+    keeps_sizes: bool,
+) -> list[ModelValue]:
+    inner = _onnx_body(n, values, stop=True)
+
+    def count(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
+        after, following, _ = inner(c, i, carried[1:])
+        return after, [c.call("add", carried[0], c.const(1, i64)), *following], []
+
+    counted = bind_loop(n, trip_count, condition, [n.const(0, i64), *init], count, f"{n.place_here}/body", keeps_sizes)
+    iterations = n.graph.dims(counted[0], f"{n.label}.iterations", n.span)[0]
+    return bind_loop(n, iterations, None, init, _onnx_body(n, values, stop=False), f"{n.place_here}/body")
+
+
+def _unroll(n: NodeContext, trip_count: int) -> NodeResult:
+    """All iterations one after the other."""
+    body, carried = n.attr("body"), list(n.inputs[2:])
+    count = len(carried)
+    stacks: list[list[ModelValue]] = [[] for _ in range(len(body.output) - 1 - count)]
+    for i in range(trip_count):
+        graph = n.graph.nested(f"{n.place_here}/body", builder=n.graph.builder)
+        graph.iteration = constant_value(np.array(i, np.int64))
+        given = [graph.iteration, constant_value(np.array(True)), *carried]
+        after, *results = graph.run_graph(body, given)
+        go_on = n.graph.array(only_tensor(after))
+        if go_on is None:
+            raise UnsupportedError("a loop that changes the types of its values stops by a condition on data", code="TC1018")
+        carried = list(results[:count])
+        for stack, value in zip(stacks, results[count:], strict=True):
+            stack.append(n.call("unsqueeze", only_tensor(value), axes=(0,)))
+        if not go_on.reshape(-1)[0]:
+            break
+    if any(not stack for stack in stacks):
+        raise UnsupportedError("a loop of no iterations stacks results of unknown size", code="TC1018")
+    stacked = [stack[0] if len(stack) == 1 else n.call("concat", *stack, axis=0) for stack in stacks]
+    return [*carried, *stacked]
+
+
+@onnx_op("Scan", since=9)
+def import_scan(n: NodeContext) -> NodeResult:
+    body, num_scanned = n.attr("body"), n.attr("num_scan_inputs")
+    values = n.values()
+    init, sequences = values[: len(values) - num_scanned], values[len(values) - num_scanned :]
+    if not sequences:
+        raise NodeError("Scan needs at least one input to scan")
+    num_results = len(body.output) - len(init)
+    axes = n.attr("scan_input_axes") or [0] * num_scanned
+    reverse = n.attr("scan_input_directions") or [0] * num_scanned
+    axes = [axis % value.rank for axis, value in zip(axes, sequences, strict=True)]
+    length = sequences[0].shape[axes[0]]
+    for value, axis in zip(sequences[1:], axes[1:], strict=True):
+        if prove(equal(value.shape[axis], length), n.facts) is False:
+            raise ShapeError(f"Scan: sequences of length {length} and {value.shape[axis]}")
+    results = _scan(n, body, init, sequences, axes, reverse, length, f"{n.place_here}/body")
+    out_axes = n.attr("scan_output_axes") or [0] * num_results
+    out_reverse = n.attr("scan_output_directions") or [0] * num_results
+    stacked = [
+        _place_axis(n, flip(n, value, 0) if backward else value, axis % value.rank)
+        for value, axis, backward in zip(results[len(init) :], out_axes, out_reverse, strict=True)
+    ]
+    return [*results[: len(init)], *stacked]
+
+
+@onnx_op_before(9, "Scan")
+def import_scan_of_batches(n: NodeContext) -> NodeResult:
+    """Opset 8: every value has a first axis of batches, each of which is scanned by itself."""
+    if n.optional(0) is not None:
+        raise UnsupportedError("Scan of opset 8 with sequence lengths", code="TC1011")
+    values, num_scanned, body = [n.value(k) for k in range(1, len(n.inputs))], n.attr("num_scan_inputs"), n.attr("body")
+    states, scanned = values[: len(values) - num_scanned], values[len(values) - num_scanned :]
+    if not scanned:
+        raise NodeError("Scan needs at least one input to scan")
+    short = next((v for v in (*states, *scanned) if v.rank < (1 if v in states else 2)), None)
+    if short is not None:
+        raise ShapeError(f"Scan: {short.type} has no axes of batches and of items to scan")
+    reverse = n.attr("directions") or [0] * num_scanned
+    (batches, length), axes = scanned[0].shape[:2], [0] * num_scanned
+    for value in values:
+        if prove(equal(value.shape[0], batches), n.facts) is False:
+            raise ShapeError(f"Scan: batches of {batches} and {value.shape[0]}")
+
+    def one(c: Calls, b: ModelValue, _: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
+        own = [[c.call("gather", value, b, axis=0, in_range=True) for value in group] for group in (states, scanned)]
+        return None, [], _scan(c, body, *own, axes, reverse, length, f"{n.place_here}/body")
+
+    return bind_loop(n, batches, None, [], one, f"{n.place_here}/batches")
+
+
+def _scan(
+    c: Calls,
+    body: Any,
+    init: Sequence[ModelValue],
+    sequences: Sequence[ModelValue],
+    axes: Sequence[int],
+    reverse: Sequence[int],
+    length: Expr,
+    path: str,
+) -> list[ModelValue]:
+    """The last states, and what is scanned, stacked along a first axis."""
+    last = elements_value(make_elements([as_expr(length) - 1], ()), i64)
+
+    def step(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
+        items = [
+            c.call("gather", value, c.call("sub", last, i) if backward else i, axis=axis, in_range=True)
+            for value, axis, backward in zip(sequences, axes, reverse, strict=True)
+        ]
+        results = [only_tensor(v) for v in c.graph.run_graph(body, [*carried, *items])]
+        return None, results[: len(init)], results[len(init) :]
+
+    return bind_loop(c, length, None, init, step, path)
+
+
+def _place_axis(c: Calls, value: ModelValue, axis: int) -> ModelValue:
+    """Move the first axis to place `axis`."""
+    if axis == 0:
+        return value
+    order = list(range(1, value.rank))
+    order.insert(axis, 0)
+    return c.call("transpose", value, perm=tuple(order))
