@@ -209,3 +209,25 @@ def test_f16_of_products_whose_weights_overflow() -> None:
     module = module_of(b, b.call("matmul", x_of(b, 4, 8), b.const(np.full((8, 8), 1e6, np.float32))))
 
     assert narrow_floats(module, precision=Precision(f16)) is module
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_scores_under_a_mask_of_the_least_f32_are_not_stored_in_16_bits(added: bool) -> None:
+    # They were, as minus infinity: rows that are masked wholly became NaN.
+    least, n = np.finfo(np.float32).min, Var("n")
+    b = GraphBuilder()
+    x, kept = x_of(b, n, 64), b.param("kept", tensor_type((n, 512), f32))
+    scores = b.call("matmul", x, b.const(normal(64, 512)))
+    both = b.call("relu", b.call("add", scores, scores))
+    if added:
+        masked = b.call("add", both, b.call("mul", b.call("sub", b.const(np.float32(1)), kept), b.const(least)))
+    else:
+        masked = b.call("where", b.call("greater", kept, b.const(np.float32(0))), both, b.const(least))
+    weights = b.call("softmax", b.call("abs", b.call("neg", masked)) if added else masked, axis=-1)
+    module = module_of(b, b.call("matmul", weights, b.const(normal(512, 64))), weights)
+    mask = (np.arange(512) < np.array([[0], [5], [512]])).astype(np.float32)
+
+    narrowed = check(module, x=normal(3, 64), kept=mask)
+
+    assert types_of(narrowed, "matmul")[0].startswith("bf16")
+    assert all(each.startswith("f32") for op in ("add", "where", "neg") for each in types_of(narrowed, op)[-1:])

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from tc.ir.node import walk
 from tc.ir.types import TensorType, product
 from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import get_op, inference, is_scoped
-from tc.te import placeholder, stages_of
+from tc.te import Stage, placeholder, stages_of
 
 LEAST_SHARE = 8
 """A result that is so many times smaller than what it is made of saves nothing by being stored in 16 bits."""
@@ -139,7 +140,8 @@ def choose_narrowing(module: IRModule, precision: Precision) -> Narrowing:
 
 class _Chooser:
     """Of one function and those nested in it. `wanted`: values that products of 16-bit operands read, as they are or moved; `angles`: that
-    functions with a period are made of, back to the products that make them."""
+    functions with a period are made of, back to the products that make them; `extreme`: that literals beyond the largest number of 16 bits
+    are part of, such as scores under a mask of the least f32."""
 
     def __init__(self, func: Function, found: Narrowing) -> None:
         self.found = found
@@ -150,12 +152,19 @@ class _Chooser:
         self.wanted: set[Atom] = set()
         self.movers: set[Binding] = set()
         self.angles: set[Atom] = set()
+        self.extreme: set[Atom] = set()
 
     def run(self) -> None:
+        for binding in self.bindings:
+            if isinstance(binding.value, Call) and self._is_extreme(binding):
+                self.extreme.update(binding.targets)
         for binding in reversed(self.bindings):
             self._choose_operands(binding)
         for binding in self.bindings:
             self._choose_result(binding)
+
+    def _is_extreme(self, binding: Binding) -> bool:
+        return any(atom in self.extreme or _loses(atom, self.found.dtype) for atom in atoms_of(binding.value)) and not _reduces(binding)
 
     def _choose_operands(self, binding: Binding) -> None:
         call = binding.value
@@ -166,6 +175,8 @@ class _Chooser:
             if not any(map(_is_f32, factors)) or not all(_is_f32(factor) or _is_integer_literal(factor) for factor in factors):
                 return
             reason = next((why for factor in factors if (why := _loses(factor, self.found.dtype))), None)
+            if reason is None and any(factor in self.extreme for factor in factors):
+                reason = f"a factor may be as large as a literal that is no number in {self.found.dtype}"
             decoded = [factor for factor in factors if not _is_f32(factor) or self._is_decoded(factor)]
             if reason is None and decoded and self.found.dtype is not bf16:  # there are no instructions for them
                 reason = "its weights have fewer bits already"
@@ -213,14 +224,14 @@ class _Chooser:
         return len(args) == 1 and moves_only(binding) and self._is_decoded(args[0])
 
     def _store(self, targets: Iterable[TensorVar]) -> bool:
-        stored = [target for target in targets if target not in self.results]
+        stored = [target for target in targets if target not in self.results and target not in self.extreme]
         self.found.stored.update(stored)
         return bool(stored)
 
     def _is_moved_narrow(self, call: Call, targets: Iterable[TensorVar]) -> bool:
         """Whether what a call moves has 16 bits already, or is a large literal; other operands must lose nothing but bits."""
         data = [atom for atom in call.args if atom is not None and _is_f32(atom)]
-        if any(_loses(atom, self.found.dtype) for atom in data) or any(target in self.angles for target in targets):
+        if any(_loses(atom, self.found.dtype) for atom in data) or not (self.extreme | self.angles).isdisjoint(targets):
             return False
         if any(target in self.results for target in targets) and not all(atom in self.found.stored for atom in data):
             return False  # nothing is saved
@@ -280,17 +291,40 @@ def moves_only(binding: Binding) -> bool:
     op = get_op(call.op)
     if op.compute is None or is_scoped(op.name) or not any(map(_is_f32, binding.targets)) or not any(map(_is_f32, call.args)):
         return False
+    return _computes_no_float(*_form(binding))
+
+
+def _reduces(binding: Binding) -> bool:
+    """Whether elements of the results are made of many elements of an operand; where nobody knows, they are."""
+    call = binding.value
+    assert isinstance(call, Call)
+    op = get_op(call.op)
+    return op.compute is None or is_scoped(op.name) or _has_reductions(*_form(binding))
+
+
+def _form(binding: Binding) -> tuple[str, tuple, tuple, tuple]:
+    """What the loops of a call depend on."""
+    call = binding.value
+    assert isinstance(call, Call)
     types = tuple(None if t is None else (t.shape, t.dtype) for t in operand_types(call))
     results = tuple((t.type.shape, t.type.dtype) for t in binding.targets if isinstance(t.type, TensorType))
-    return _computes_no_float(op.name, types, call.attrs, results)
+    return call.op, types, call.attrs, results
+
+
+def _stages(name: str, types: tuple, attrs: tuple, results: tuple) -> list[Stage]:
+    op = get_op(name)
+    operands = [None if t is None else placeholder(t[0], t[1], f"x{k}") for k, t in enumerate(types)]
+    return stages_of(op.compute_tensors(operands, op.attrs(attrs), [TensorType(shape, dtype) for shape, dtype in results]))
 
 
 @lru_cache(maxsize=4096)
-def _computes_no_float(name: str, types: tuple, attrs: tuple, results: tuple) -> bool:
-    op = get_op(name)
-    operands = [None if t is None else placeholder(t[0], t[1], f"x{k}") for k, t in enumerate(types)]
-    made = op.compute_tensors(operands, op.attrs(attrs), [TensorType(shape, dtype) for shape, dtype in results])
-    for stage in stages_of(made):
+def _has_reductions(*form: Any) -> bool:
+    return any(stage.reduce_axes for stage in _stages(*form))
+
+
+@lru_cache(maxsize=4096)
+def _computes_no_float(*form: Any) -> bool:
+    for stage in _stages(*form):
         if not stage.is_independent:
             return False
         if stage.reduce_axes and ("monoid", "max") not in stage.annotations:
