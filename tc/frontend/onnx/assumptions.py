@@ -23,6 +23,7 @@ from tc.ops.common import broadcast_dim
 from tc.ops.registry import Requirement, get_op
 
 _MOST_ASSUMED = 256
+_USUAL = 1 << 12
 
 
 class Policy(Protocol):
@@ -98,6 +99,13 @@ def _match_dims(b: GraphBuilder, atom: Atom, wanted: Sequence[Expr | None], span
         return atom
     call = Call("match_shape", (atom,), (("shape", shape),), span=span)
     return b.bind(call, [TensorType(shape, type_.dtype)], ["same"], span)[0]
+
+
+def is_usual(condition: Expr, facts: Facts) -> bool:
+    """Whether a condition holds for dims of up to `_USUAL`, if it does for any that the model may have."""
+    for var in dict.fromkeys(node for node in walk(condition) if isinstance(node, Var)):
+        facts = facts.with_bounds(var, 0, _USUAL, 1)
+    return prove(condition, facts) is True
 
 
 def assume_large_enough(

@@ -14,15 +14,15 @@ import numpy as np
 
 from tc.errors import ModelError, NodeError, Span, UnsupportedError
 from tc.frontend.imported import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED
-from tc.frontend.onnx.assumptions import assume_large_enough
+from tc.frontend.onnx.assumptions import assume_large_enough, is_usual
 from tc.frontend.onnx.reading import (
     OrderedNode,
     Schema,
     attribute_value,
     find_schema,
 )
-from tc.frontend.onnx.shapes import ALWAYS_KNOWN, RULES, ShapeOperand, evaluate
-from tc.frontend.onnx.size_elements import fits, rounds_down
+from tc.frontend.onnx.shapes import ALWAYS_KNOWN, ARITHMETIC, RULES, ShapeOperand, evaluate
+from tc.frontend.onnx.size_elements import Elements, demands, fits, rounds_down
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import (
     AnyValue,
@@ -35,11 +35,11 @@ from tc.frontend.onnx.values import (
     constant_value,
     elements_value,
 )
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, prove
 from tc.ir.dtype import DType
 from tc.ir.expr import Expr, is_const
 from tc.ir.graph import AttrValue
-from tc.ops.registry import OpDef, scoped_ops
+from tc.ops.registry import OpDef, Requirement, scoped_ops
 
 GraphImporter = Any
 """The walk over the graph in which a node stands (`importer.GraphImporter`, which makes the contexts and so cannot be imported here)."""
@@ -321,9 +321,24 @@ class NodeContext(Calls):
         if self.op_type == "Div":
             self._assume_to_round_down(operands)
         found = evaluate(self.op_type, self, [self._operand(v) for v in operands], self.facts)
-        if found is None or not all(fits(elements, dtype) for elements, dtype in found):
+        if found is None or not all(fits(elements, dtype) for elements, dtype in found) or not self._are_numbers(operands, found):
             return None
         return [elements_value(elements, dtype) for elements, dtype in found]
+
+    def _are_numbers(self, operands: Sequence[ModelValue | None], results: Sequence[tuple[Elements, DType]]) -> bool:
+        """Whether arithmetic on the dtypes of sizes gives the sizes, for dims that the program may be for."""
+        if self.op_type not in ARITHMETIC or (self.op_type == "Cast" and results[0][1].is_float):
+            return True
+        given = [(elements, v.dtype) for v in operands if v is not None and (elements := self.graph.elements(v)) is not None]
+        wanted = [(condition, dtype) for elements, dtype in (*given, *results) for condition in demands(elements, dtype)]
+        open_ = dict.fromkeys((condition, dtype) for condition, dtype in wanted if prove(condition, self.facts) is not True)
+        if not all(is_usual(condition, self.facts) for condition, _ in open_):
+            return False
+        for condition, dtype in open_:
+            if dtype.is_int:  # of floats the real number is as good as a rounded one
+                message = f"{self.label}: {self.op_type} of sizes as {dtype}, which holds them only where {condition}"
+                self.graph.builder.require(Requirement(condition, message))
+        return True
 
     def _assume_to_round_down(self, operands: Sequence[ModelValue | None]) -> None:
         """Let dims be so large that sizes that are divided are not negative: quotients are then what sizes of convolutions are, rounded

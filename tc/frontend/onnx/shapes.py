@@ -26,6 +26,7 @@ from tc.frontend.onnx.size_elements import (
     div,
     elements_of_array,
     floor,
+    is_rounded,
     make_elements,
     mod,
     mul,
@@ -188,6 +189,9 @@ _ELEMENTWISE: dict[str, Callable[..., Element | None]] = {
 for _name, _function in _ELEMENTWISE.items():
     RULES[_name] = _elementwise(_function)
 
+ARITHMETIC = frozenset(_ELEMENTWISE) - {"Where", "Identity"} | {"Mod", "Max", "Min", "Sum", "Cast", "ReduceProd", "ReduceSum"}
+"""Operators that give the numbers that elements stand for only as far as their dtype holds these."""
+
 
 def _fold(function: Callable[[Element, Element, Facts], Element | None]) -> Rule:
     """A rule for operators with any number of operands, such as Max."""
@@ -226,6 +230,8 @@ def _cast(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: 
             return value if value.dtype is bool_ else decide(logical_not(equal(value, 0)), facts)
         whole = select(e, 1, 0) if isinstance(e, Expr) and e.dtype is bool_ else e
         if target.is_float:
+            if isinstance(whole, SizeRatio) and is_rounded(whole):
+                raise _Unknown  # to the dtype that it has
             return whole if isinstance(whole, SizeRatio) else SizeRatio(whole)
         result = truncate(whole, facts) if isinstance(whole, SizeRatio) else whole
         if result is None or target.bits < 32:
@@ -402,7 +408,7 @@ def _flatten(node: NodeAttributes, operands: Sequence[ShapeOperand | None], fact
         return None
     data, axis = known[0], node.attr("axis", 1)
     rows = int(np.prod(data.shape[: axis if axis >= 0 else data.ndim + axis]))
-    return [data.reshape(rows, -1 if data.size else 0)]
+    return [data.reshape(rows, int(np.prod(data.shape)) // rows if rows else int(np.prod(data.shape[axis:])))]
 
 
 @rule("Transpose")

@@ -2,7 +2,8 @@
 
 An integer is an i64 `Expr`, a bool a bool `Expr`, a float a `SizeRatio` of integers. Floats occur where exporters scale sizes
 (`floor(cast(n) * 0.5)`); they are kept while the real number is one that float arithmetic would get right too: small constant
-factors and quotients of sizes.
+factors and quotients of sizes, which nothing is done with but rounding them. What must hold for that, and for integers not to wrap
+around, says `demands`.
 
 A function of elements answers None where it cannot say.
 """
@@ -16,7 +17,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tc.ir.arith import Facts, prove, simplify
+from tc.ir.arith import Facts, polynomial, prove, simplify
 from tc.ir.dtype import DType, bool_, i64
 from tc.ir.expr import Const, Expr, const, equal, floordiv, floormod, is_const, maximum, select
 
@@ -76,10 +77,42 @@ def is_constant(elements: Elements) -> bool:
 
 def fits(elements: Elements, dtype: DType) -> bool:
     """Whether the constants among the elements are numbers of this type; a sum or product that wraps around is not."""
-    if dtype.is_float or dtype.is_bool:
+    if dtype.is_bool:
         return True
-    limits = np.iinfo(dtype.numpy)
-    return all(limits.min <= e.value <= limits.max for e in elements.reshape(-1) if isinstance(e, Const))
+    if dtype.is_float:
+        return all(_is_number(e, dtype) for e in elements.reshape(-1))
+    limits, widest = np.iinfo(dtype.numpy), np.iinfo(np.int64)
+    flat = list(elements.reshape(-1))
+    whole = [polynomial(e) for e in flat if not isinstance(e, Const) and e.dtype is i64]
+    factors = (factor for each in whole for factor in (each.constant, *each.terms.values()))
+    return all(limits.min <= e.value <= limits.max for e in flat if isinstance(e, Const)) and all(
+        widest.min <= factor <= widest.max for factor in factors
+    )
+
+
+def _is_number(ratio: SizeRatio, dtype: DType) -> bool:
+    """Whether a ratio, if it is constant, is a number of this float type."""
+    if not isinstance(ratio.num, Const) or not isinstance(ratio.den, Const) or not ratio.den.value:
+        return True
+    exact = Fraction(int(ratio.num), int(ratio.den))
+    with np.errstate(over="ignore"):
+        rounded = float(np.asarray(float(exact)).astype(dtype.numpy))
+    return np.isfinite(rounded) and Fraction(rounded) == exact
+
+
+def demands(elements: Elements, dtype: DType) -> list[Expr]:
+    """What must hold of the dims for elements to be what arithmetic in `dtype` gives."""
+    found: list[Expr] = []
+    for element in elements.reshape(-1):
+        if isinstance(element, SizeRatio):
+            largest = 1 << np.finfo(dtype.numpy).nmant + 1
+            for part in (element.num, element.den):
+                found += [] if isinstance(part, Const) else [part <= largest, part >= -largest]
+        elif not isinstance(element, Const) and dtype.is_int:
+            limits = np.iinfo(dtype.numpy)
+            found += [element >= int(limits.min)] if dtype.bits < 64 or limits.min == 0 else []
+            found += [element <= int(limits.max)] if dtype.bits < 64 else []
+    return found
 
 
 def array_of_elements(elements: Elements, dtype: DType) -> np.ndarray:
@@ -107,12 +140,19 @@ def _as_ratios(a: Element, b: Element) -> tuple[SizeRatio, SizeRatio] | None:
     return None
 
 
-def add(a: Element, b: Element, facts: Facts) -> Element:
+def is_rounded(ratio: SizeRatio) -> bool:
+    """Whether a float in the place of a ratio is not just as large."""
+    return not isinstance(ratio.den, Const) or ratio.den.value <= 0 or bool(ratio.den.value & (ratio.den.value - 1))
+
+
+def add(a: Element, b: Element, facts: Facts) -> Element | None:
     """The sum."""
     ratios = _as_ratios(a, b)
     if ratios is None:
         return a + b  # type: ignore[operator]
     x, y = ratios
+    if is_rounded(x) or is_rounded(y):
+        return None
     if x.den is y.den:
         return SizeRatio(x.num + y.num, x.den)
     return SizeRatio(x.num * y.den + y.num * x.den, x.den * y.den)
@@ -123,21 +163,21 @@ def negative(a: Element, facts: Facts) -> Element:
     return SizeRatio(0 - a.num, a.den) if isinstance(a, SizeRatio) else 0 - a
 
 
-def sub(a: Element, b: Element, facts: Facts) -> Element:
+def sub(a: Element, b: Element, facts: Facts) -> Element | None:
     """The difference."""
     return add(a, negative(b, facts), facts)
 
 
-def mul(a: Element, b: Element, facts: Facts) -> Element:
+def mul(a: Element, b: Element, facts: Facts) -> Element | None:
     """The product."""
     ratios = _as_ratios(a, b)
     if ratios is None:
         return a * b  # type: ignore[operator]
     x, y = ratios
     for one, other in ((x, y), (y, x)):
-        if one.num is other.den:
+        if one.num is other.den and not (isinstance(other.den, Const) and is_rounded(other)):  # sizes of what is scaled by their quotient
             return SizeRatio(other.num, one.den)
-    return SizeRatio(x.num * y.num, x.den * y.den)
+    return None if is_rounded(x) or is_rounded(y) else SizeRatio(x.num * y.num, x.den * y.den)
 
 
 def div(a: Element, b: Element, facts: Facts) -> Element | None:
@@ -145,7 +185,7 @@ def div(a: Element, b: Element, facts: Facts) -> Element | None:
     ratios = _as_ratios(a, b)
     if ratios is not None:
         x, y = ratios
-        if prove(y.num > 0, facts) is not True:
+        if prove(y.num > 0, facts) is not True or is_rounded(x) or is_rounded(y):
             return None
         return SizeRatio(x.num, y.num) if x.den is y.den else SizeRatio(x.num * y.den, x.den * y.num)
     return divide_toward_zero(a, b, facts)  # type: ignore[arg-type]
