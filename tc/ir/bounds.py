@@ -72,6 +72,7 @@ class Facts:
         self.simplified: dict[Expr, Expr] = {}  # filled by arith.simplify
         self.intervals: dict[Expr, Bounds] = {}  # filled by bounds
         self.proofs: dict[tuple[object, ...], bool] = {}  # filled by prover.proves_nonnegative
+        self.sums: tuple[Polynomial, ...] | None = None  # found by nonnegative_sums
         self.samples: Any = None  # made by samples.samples_of, which knows their type
 
     @staticmethod
@@ -125,6 +126,24 @@ def _with_range(facts: Facts, var: Var, extent: Expr) -> Facts:
 def _assume(facts: Facts, condition: Expr) -> Facts:
     found = tuple(_nonnegative_parts(condition))
     return Facts(facts.variables, facts.nonnegative + found, facts, facts.ranges) if found else facts
+
+
+def nonnegative_sums(facts: Facts) -> tuple[Polynomial, ...]:
+    """Sums that are not negative, as there is a number in a range that ends there, or as a condition says."""
+    if facts.sums is None:
+        ends = [fact.hi for fact in facts.variables.values() if fact.hi is not None and isinstance(fact.lo, Const) and fact.lo.value >= 0]
+        known = (*(polynomial(end) for end in ends if not isinstance(end, Const)), *facts.nonnegative)
+        facts.sums = tuple(poly for poly in map(_of_quotient, known) if len(poly.terms) > 1 or poly.constant)
+    return facts.sums
+
+
+def _of_quotient(poly: Polynomial) -> Polynomial:
+    """A sum that is not negative where `poly` is not: of x // d + y that is x + d * y."""
+    for monomial, coefficient in poly.terms.items():
+        match monomial:
+            case (FloorDiv(lhs=inner, rhs=Const(value=int(divisor))),) if divisor > 0 and coefficient == 1:
+                return polynomial(inner).plus(poly.minus(Polynomial({monomial: 1})), divisor)
+    return poly
 
 
 def _nonzero_factors(poly: Polynomial) -> list[Var]:

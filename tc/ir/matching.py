@@ -40,7 +40,7 @@ from tc.ir.arith_rules import (
     y,
 )
 from tc.ir.bits import bit_xor, is_xor
-from tc.ir.bounds import Facts, bounds, poly_bounds
+from tc.ir.bounds import Facts, bounds, nonnegative_sums, poly_bounds
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import (
     Add,
@@ -65,7 +65,7 @@ from tc.ir.expr import (
     floormod,
 )
 from tc.ir.node import children, walk
-from tc.ir.polynomial import Monomial, Polynomial, exact_quotient, polynomial
+from tc.ir.polynomial import Monomial, Polynomial, exact_quotient, polynomial, product_of, remainder
 from tc.ir.prover import is_positive, proves_nonnegative
 
 Operands = tuple[Expr, ...]
@@ -372,7 +372,12 @@ def _is_nonzero(expr: Expr, facts: Facts) -> bool:
     interval = bounds(expr, facts)
     if (interval.lo is not None and interval.lo > 0) or (interval.hi is not None and interval.hi < 0):
         return True
-    return bool(facts.nonnegative) and proves_nonnegative(_as_polynomial(expr).plus_const(-1), facts)
+    poly = _as_polynomial(expr)
+    if len(poly.terms) > (not poly.constant):  # a sum, as h - 2: it is a factor of what has elements
+        left = (remainder(known, poly) for known in nonnegative_sums(facts))
+        if any(rest is not None and rest.is_constant and rest.constant < 0 for rest in left):
+            return True
+    return bool(facts.nonnegative) and proves_nonnegative(poly.plus_const(-1), facts)
 
 
 def _numeric_condition(condition: Expr) -> Condition:
@@ -553,26 +558,29 @@ def _join(
 ) -> tuple[Rule, Polynomial] | None:
     """Join `remainder * scale` with a term of the sum that is the quotient times the divisor times `scale`."""
     wanted = polynomial(remainder.rhs).times(scale)
-    if wanted is None or len(wanted.terms) + (wanted.constant != 0) != 1:
+    if wanted is None or wanted == Polynomial():
         return None
-    for partner, quotient in _quotients(poly, wanted):
+    for partners, quotient in _quotients(poly, wanted):
         for rule in _SUM_RULES:
             bindings: Bindings = {b: remainder.rhs}
             fits = rule.remainder(remainder, bindings) and rule.quotient(quotient, bindings)
             if fits and all(condition(bindings, facts) for condition in rule.conditions):
                 joined = rule.result(bindings, facts).times(scale)
                 if joined is not None:
-                    terms = {key: value for key, value in poly.terms.items() if key not in (monomial, partner)}
+                    terms = {key: value for key, value in poly.terms.items() if key != monomial and key not in partners}
                     return rule.rule, Polynomial(terms, poly.constant).plus(joined)
     return None
 
 
-def _quotients(poly: Polynomial, wanted: Polynomial) -> Iterator[tuple[Monomial, Expr]]:
-    """The terms that are `wanted` times a quotient, or times the remainder of a quotient."""
-    ((rest, factor),) = wanted.terms.items() if wanted.terms else (((), wanted.constant),)
+def _quotients(poly: Polynomial, wanted: Polynomial) -> Iterator[tuple[tuple[Monomial, ...], Expr]]:
+    """The terms that are those of `wanted` times a quotient, or times the remainder of a quotient, and that."""
+    parts = [*wanted.terms.items(), *([((), wanted.constant)] if wanted.constant else [])]
+    (rest, factor), *others = parts
     for monomial, coefficient in poly.terms.items():
         if coefficient != factor or len(monomial) != len(rest) + 1:
             continue
         for position, atom in enumerate(monomial):
             if isinstance(atom, (FloorDiv, FloorMod)) and monomial[:position] + monomial[position + 1 :] == rest:
-                yield monomial, atom
+                partners = (monomial, *(product_of(*other, atom) for other, _ in others))
+                if all(poly.terms.get(partner) == count for partner, (_, count) in zip(partners, parts, strict=True)):
+                    yield partners, atom

@@ -84,6 +84,16 @@ class Polynomial(NamedTuple):
                     return Polynomial(terms, self.constant).plus(whole).rejoined(nonzero)
         return self
 
+    def with_atom(self, atom: Expr, value: Polynomial) -> Polynomial | None:
+        """The polynomial in which `value` stands for an atom; None when it would have too many terms."""
+        result: Polynomial | None = Polynomial({}, self.constant)
+        for monomial, coefficient in self.terms.items():
+            term: Polynomial | None = Polynomial({}, coefficient)
+            for factor in monomial:
+                term = None if term is None else term.times(value if factor is atom else Polynomial({(factor,): 1}))
+            result = None if result is None or term is None else result.plus(term)
+        return result
+
     def ordered(self) -> Polynomial:
         """The same, its terms in the order of `to_expr`."""
         terms = sorted(self.terms.items(), key=lambda item: (item[1] < 0, _monomial_order(item[0])))
@@ -105,6 +115,21 @@ class Polynomial(NamedTuple):
         if self.constant > 0:
             return Add(result, const(self.constant))
         return Sub(result, const(-self.constant)) if self.constant < 0 else result
+
+
+def product_of(*atoms: Expr) -> Monomial:
+    """The monomial of these atoms."""
+    return tuple(sorted(atoms, key=_atom_order))
+
+
+def remainder(poly: Polynomial, divisor: Polynomial) -> Polynomial | None:
+    """What is left of a polynomial where the divisor is nothing; the rest is a multiple of it. None for a divisor without an atom that
+    stands alone."""
+    for monomial, coefficient in divisor.terms.items():
+        if len(monomial) == 1 and abs(coefficient) == 1 and sum(monomial[0] in other for other in divisor.terms) == 1:
+            rest = divisor.minus(Polynomial({monomial: coefficient})).scaled(-coefficient)
+            return poly.with_atom(monomial[0], rest)
+    return None
 
 
 def _product(monomial: Monomial) -> Expr:

@@ -135,6 +135,10 @@ def _infer_concat(types: Types, attrs: Attrs) -> TensorType:
     return TensorType(shape, same_dtype(present, "concat"))
 
 
+MOST_IN_A_ROW = 16
+"""Parts of a concatenation that are looked through one after the other."""
+
+
 def _compute_concat(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     present = [tensor for tensor in tensors if tensor is not None]
     axis = normalize_axis(attrs.axis, types[0].rank, "concat")
@@ -147,10 +151,14 @@ def _compute_concat(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
         def element(k: int) -> Expr:
             return present[k][(*axes[:axis], axes[axis] - starts[k], *axes[axis + 1 :])]
 
-        value = element(len(present) - 1)
-        for k in reversed(range(len(present) - 1)):
-            value = Select(axes[axis] < starts[k + 1], element(k), value)
-        return value
+        def one_of(first: int, end: int) -> Expr:
+            """The element, of the parts from `first` on: one by one where they are few, else by halves, so that no choice is deep."""
+            if end - first == 1:
+                return element(first)
+            cut = first + 1 if end - first <= MOST_IN_A_ROW else (first + end) // 2
+            return Select(axes[axis] < starts[cut], one_of(first, cut), one_of(cut, end))
+
+        return one_of(0, len(present))
 
     return te.compute(types[0].shape, body, "concat")
 

@@ -114,7 +114,10 @@ class CompiledModule(NativeProgram):
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run on inputs by name; returns outputs by name, in order."""
         if self.signature is None:
-            return dict(zip(self._output_names, self._run_flat(inputs), strict=True))
+            try:
+                return dict(zip(self._output_names, self._run_flat(inputs), strict=True))
+            except DefaultsReplaced as given:
+                return self._overriding(given.names).run(inputs)  # which may have a signature
         replaced = tuple(sorted(name for name in inputs if name in self.overridable))
         if replaced:
             return self._overriding(replaced).run(inputs)
@@ -126,8 +129,6 @@ class CompiledModule(NativeProgram):
             return self._run_arrays(self._by_name(inputs), None)
         except AssumptionFails:
             return self.general._run_flat(inputs)
-        except DefaultsReplaced as given:
-            return self._overriding(given.names)._run_flat(inputs)
 
     # -- facts
 

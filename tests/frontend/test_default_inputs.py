@@ -41,6 +41,18 @@ def test_a_default_is_replaced_by_what_is_given(given: dict[str, np.ndarray], tm
             np.testing.assert_allclose(compiled(X), X @ W + B, rtol=1e-5, atol=1e-6)
 
 
+def test_a_default_is_replaced_by_what_changes_the_rank_of_a_result() -> None:
+    # A ValueError of zip: the other program's result is a tensor of a rank that only the run tells.
+    nodes = [node("Reshape", "x s", "z"), node("Transpose", "z", "y")]
+    made = make_model(nodes, {"x": (F32, ["n", 4]), "s": (np.int64, ["k"])}, ["y"], {"s": np.array([2, -1])})
+    compiled = tc.compile(made)
+
+    for shape in ([2, 2, -1], [-1], [4, 3]):
+        (expected,) = run_onnxruntime(made, {"x": X, "s": np.array(shape)})
+        np.testing.assert_array_equal(compiled.run({"x": X, "s": np.array(shape)})["y"], expected)
+    np.testing.assert_array_equal(compiled.run({"x": X})["y"], X.reshape(2, -1).T)
+
+
 def test_what_is_given_is_checked_as_any_input() -> None:
     compiled = tc.compile(model())
 

@@ -188,6 +188,29 @@ def test_svm_regressor(kind: str, one_class: int) -> None:
     check(model, [floats(30, 4)])
 
 
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("kind", ["LINEAR", "RBF"])
+def test_svm_classifier_with_probabilities(kind: str, classes: int) -> None:
+    # ONNX's reference couples more than two classes by a sum where single products belong: other probabilities.
+    pairs, vectors = classes * (classes - 1) // 2, 4 * classes
+    model = ml(
+        "SVMClassifier",
+        [(F, 2)],
+        [I64, F],
+        kernel_type=kind,
+        kernel_params=[0.3, 0.5, 3.0],
+        classlabels_ints=list(range(classes)),
+        coefficients=floats((classes - 1) * vectors).tolist(),
+        support_vectors=floats(vectors * 3).tolist(),
+        vectors_per_class=[4] * classes,
+        rho=floats(pairs).tolist(),
+        prob_a=(-np.abs(floats(pairs)) - 0.5).tolist(),
+        prob_b=floats(pairs).tolist(),
+    )
+
+    check(model, [floats(20, 3)], native=False, rtol=1e-4)
+
+
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ModelError, match="LabelEncoder: 2 keys and 1 values"):
         tc.compile(ml("LabelEncoder", [(I64, 1)], [I64], 2, keys_int64s=[1, 2], values_int64s=[1]))

@@ -130,7 +130,7 @@ def test_sizes_that_a_dtype_does_not_hold_are_told() -> None:
 
     for size in (3, 32767):
         assert module(np.zeros((size, 0), np.float32)).tolist() == [size * 65536]
-    with pytest.raises(InputError, match=r"Mul_6: Mul of sizes as i32, which holds them only where n \* 65536 <= 2147483647 \(here n = 3276"):
+    with pytest.raises(InputError, match=r"Mul_6: Mul of sizes as i32, .* only where n \* 65536 <= 2147483647 \(here n = 32768\)"):
         module(np.zeros((32768, 0), np.float32))
 
 

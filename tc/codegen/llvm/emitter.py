@@ -472,4 +472,6 @@ def _lane_numbers(count: int) -> Value:
 
 
 def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)
+    """A name as LLVM reads it without quotes: one that begins with a digit would be a number."""
+    text = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+    return f"v{text}" if text[:1].isdigit() else text

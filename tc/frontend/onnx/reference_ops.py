@@ -13,6 +13,8 @@ def corrected_ops() -> tuple[type, ...]:
     """Classes for `ReferenceEvaluator(new_ops=...)`; bodies of control flow get them, too."""
     from onnx import helper
     from onnx.reference.op_run import OpRun
+    from onnx.reference.ops.aionnxml.op_svm_classifier import SVMClassifier as KnownSVMClassifier
+    from onnx.reference.ops.aionnxml.op_svm_classifier import sigmoid_probability
     from onnx.reference.ops.op_grid_sample import GridSample as KnownGridSample
     from onnx.reference.ops.op_loop import Loop as KnownLoop
 
@@ -74,9 +76,45 @@ def corrected_ops() -> tuple[type, ...]:
         def _clamp(self, value: Any, low: int, high: int) -> Any:
             return value if self.stays and isinstance(value, np.floating) else super()._clamp(value, low, high)
 
+    class SVMClassifier(KnownSVMClassifier):  # type: ignore[misc]
+        """Probabilities of more than two classes are coupled by products of single elements; ONNX's has a sum of products there."""
+
+        op_domain = "ai.onnx.ml"
+
+        def _probabilities(self, scores: Any, count: int) -> Any:
+            first, second = np.triu_indices(count, 1)
+            atts = self._svm.atts
+            pairs = np.clip([sigmoid_probability(*each) for each in zip(scores, atts.prob_a, atts.prob_b, strict=True)], 1e-7, 1 - 1e-7)
+            found = np.zeros((count, count))
+            found[first, second], found[second, first] = pairs, 1 - pairs
+            return coupled_probabilities(found).astype(scores.dtype)
+
     def _empty_stack(info: Any) -> np.ndarray:
         tensor = info.type.tensor_type
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32
         return np.zeros((0, *(dim.dim_value for dim in tensor.shape.dim)), dtype)
 
-    return Loop, SequenceInsert, Optional, GridSample
+    return Loop, SequenceInsert, Optional, GridSample, SVMClassifier
+
+
+def coupled_probabilities(pairs: np.ndarray) -> np.ndarray:
+    """float64[k]: the probabilities of k classes whose odds against each other come nearest to float64[k, k] `pairs`: that it is the row's
+    class, if it is that or the column's. Iterated as long as libsvm does. Source: Wu, Lin, Weng, "Probability Estimates for Multi-class
+    Classification by Pairwise Coupling" (2004), the second method.
+    """
+    count = len(pairs)
+    others = pairs * (1 - np.eye(count))
+    matrix = np.diag((others**2).sum(0)) - others * others.T
+    found = np.full(count, 1 / count)
+    for _ in range(max(100, count)):
+        errors = matrix @ found
+        mean = found @ errors
+        if np.abs(errors - mean).max() < 0.005 / count:
+            break
+        for t in range(count):
+            step = (mean - errors[t]) / matrix[t, t]
+            mean = (mean + step * (step * matrix[t, t] + 2 * errors[t])) / (1 + step) ** 2
+            errors = (errors + step * matrix[t]) / (1 + step)
+            found[t] += step
+            found /= 1 + step
+    return found

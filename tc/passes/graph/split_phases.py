@@ -127,8 +127,8 @@ def phase_axes(
 
 
 def phase_channels(channels: int, block: int, groups: int) -> int:
-    """How many channels each phase has: whole blocks, from half a block on, as those of one phase are then side by side in memory."""
-    return -(-channels // block) * block if channels >= block // 2 and groups == 1 else channels
+    """How many channels each phase has: whole blocks, from more than half a block on: those of one phase are then side by side."""
+    return -(-channels // block) * block if 2 * channels > block and groups == 1 else channels
 
 
 def phase_attrs(axes: Sequence[PhaseAxis], groups: int) -> dict[str, Any]:

@@ -58,6 +58,9 @@ ROWS_ACROSS = 8
 ROW_VECTORS = 4
 """Vectors of a row that are taken without a loop: what is chosen by the place, as in a concatenation, is known in each of them."""
 
+MOST_EXCHANGED = 8
+"""Operands of an element, at most, where squares are exchanged in registers: each row of a square has code of its own for each of them."""
+
 LEAST_LOOPS = 6
 """Iterations of a loop over a row whose ends are read at other places: most of them are to be between these."""
 
@@ -270,7 +273,7 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
     Codegen exchanges the axes of a square in registers. False: there is no such loop, or it is short.
     """
     found, lanes = read_along(info, loops), lanes_for(info, target)
-    if found is None:
+    if found is None or len(loads_of(info)) > MOST_EXCHANGED:
         return False
     row, block = found
     if loops.index(row) < len(loops) - 2:
