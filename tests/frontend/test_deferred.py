@@ -137,3 +137,18 @@ def test_a_sequence_whose_length_data_decide_is_a_result(loop: str, status: str,
     if status == "fallback":
         with pytest.raises(UnsupportedError, match=r"Loop_3: .* a sequence whose items are not of one dtype and rank"):
             tc.compile(model, on_unsupported="error")
+
+
+def test_what_onnx_does_not_know_is_not_given_to_its_inference() -> None:
+    # It ends the process at EyeLike of a value of no type.
+    text = """<ir_version: 8, opset_import: ["": 22, "com.microsoft": 1]>
+        g (float[l] xs, float[n, p] a, float[p, n] b, float[n] c, int64[r] k) => (float[l, n, n] y, float[l, q, t] z) {
+            y, z = Scan<num_scan_inputs = 1, body = body (float x) => (float[n, n] e, float[q, t] v) {
+                g = com.microsoft.FusedGemm<activation = "Relu">(a, b, c)
+                e = EyeLike<dtype = 1>(g)
+                v = ConstantOfShape(k)
+            }>(xs)
+        }"""
+
+    with pytest.raises(UnsupportedError, match=r"ONNX does not know FusedGemm of domain 'com\.microsoft'"):
+        tc.compile(parse_model(text))

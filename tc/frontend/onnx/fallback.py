@@ -17,7 +17,7 @@ import numpy as np
 from tc.errors import Span, UnsupportedError
 from tc.frontend.imported import FALLBACK
 from tc.frontend.onnx.node_context import GraphImporter, NodeContext, NodeResult
-from tc.frontend.onnx.reading import reads
+from tc.frontend.onnx.reading import all_nodes, reads
 from tc.frontend.onnx.stored_sequences import packed_tensors
 from tc.frontend.onnx.tensors import CODES, STRING_CODE, dtype_of
 from tc.frontend.onnx.values import (
@@ -319,9 +319,15 @@ def _without_names(type_: Any) -> Any:
 
 
 def _inferred(model: Any) -> dict[str, Any]:
-    """The types of values by name, as far as ONNX infers them."""
+    """The types of values by name, as far as ONNX infers them. UnsupportedError for operators that it does not know: it may end the
+    process at one that reads their results, of which there is no type (EyeLike)."""
     import onnx
 
+    own = {(function.domain, function.name) for function in model.functions}
+    strangers = {(n.domain, n.op_type) for n in all_nodes(model.graph) if not onnx.defs.has(n.op_type, n.domain)} - own
+    if strangers:
+        names = ", ".join(f"{op_type} of domain {domain!r}" for domain, op_type in sorted(strangers))
+        raise UnsupportedError(f"ONNX does not know {names}", code="TC1020")
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from tc.frontend.onnx.fallback import call_reference
 from tc.frontend.onnx.functions import expand_model_function, expand_schema_function
 from tc.frontend.onnx.importer import GraphImporter, ModelImporter, check_declared_dtype
 from tc.frontend.onnx.model_signature import DimPromise, ModelInputs, check_names, output_part
+from tc.frontend.onnx.node_context import Calls
 from tc.frontend.onnx.operand_checks import check_operands
 from tc.frontend.onnx.reading import ModelFile, ModelSource, check_text, needed_nodes, order_nodes, read_model
-from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import AnyValue, DeferredValue, ModelValue, StringsValue
+from tc.frontend.onnx.stored_sequences import from_packed
+from tc.frontend.onnx.tensors import STRING_CODE, dtype_of
+from tc.frontend.onnx.values import AnyValue, DeferredValue, ModelValue, PackedValue, StringsValue
 from tc.frontend.signature import STRING, ValueLayout, signature_of
 from tc.ir.dtype import DType
 from tc.ir.expr import Const
@@ -169,12 +172,15 @@ def _import(
     signature.declare(inputs)
     for info in graph.input:
         if info.name in importer.names:
-            _check_declared(info, importer.names[info.name], "input")
+            what = f"the input {info.name!r}"
+            check_declared_dtype(info, importer.names[info.name], what)
+            if message := _other_shape(info, importer.names[info.name], what):
+                raise ModelError(message, code="TC1031")
             signature.defaults = (*signature.defaults, info.name)
     for info in inputs:
         if info.name in importer.names:
             raise ModelError(f"two inputs are called {info.name!r}", code="TC1008")
-        importer.names[info.name] = signature.add_input(info)
+        importer.names[info.name] = _in_tensors(importer, info, signature.add_input(info))
     if not graph.output:
         raise ModelError("the model has no outputs")
     outputs = [info.name for info in graph.output]
@@ -192,22 +198,34 @@ def _import(
     values = importer.run([item for item in ordered if item.index in needed], outputs)
     producers = {name: item.label for item in ordered for name in item.node.output}
     for info, value in zip(graph.output, values, strict=True):
-        with located(Span(producers.get(info.name, info.name))):
-            _check_declared(info, value, "output")
+        what, node = f"the output {info.name!r}", Span(producers.get(info.name, info.name))
+        with located(node):
+            check_declared_dtype(info, value, what)
+        if message := _other_shape(info, value, what):  # as exporters write that infer it wrongly; runtimes do not mind
+            warnings.warn(f"{node}: {message}, as its node says", stacklevel=2)
     return importer, signature, values
 
 
-def _check_declared(info: ValueInfoProto, value: Any, kind: str) -> None:
-    """ModelError when a value cannot be what the file declares. Sizes that are known on one side only may be right."""
-    what = f"the {kind} {info.name!r}"
-    check_declared_dtype(info, value, what)
+def _in_tensors(importer: GraphImporter, info: ValueInfoProto, value: AnyValue) -> AnyValue:
+    """A sequence of items of a known rank, which operators of ours read."""
+    item = info.type.sequence_type.elem_type.tensor_type
+    if not isinstance(value, DeferredValue) or not item.HasField("shape") or item.elem_type == STRING_CODE:
+        return value
+    (packed,) = value.tensors.values()
+    if not isinstance(packed, PackedValue):
+        return value
+    what = f"the input {info.name!r}"
+    return from_packed(Calls(importer, Span(info.name), info.name), packed.tensors, len(item.shape.dim), what)
+
+
+def _other_shape(info: ValueInfoProto, value: Any, what: str) -> str | None:
+    """What is wrong with the shape that the file declares, if a value cannot have it. A size that only one side knows may be right."""
     declared = info.type.tensor_type.shape.dim
     if not isinstance(value, ModelValue) or not declared:  # no dims: some writers leave out the shape in this way
-        return
+        return None
     sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared]
     fits = len(sizes) == value.rank and all(
         size is None or not isinstance(dim, Const) or int(dim) == size for size, dim in zip(sizes, value.shape, strict=True)
     )
-    if not fits:
-        text = ", ".join("?" if size is None else str(size) for size in sizes)
-        raise ModelError(f"{what} is declared with shape [{text}], but is {value.type}", code="TC1031")
+    text = ", ".join("?" if size is None else str(size) for size in sizes)
+    return None if fits else f"{what} is declared with shape [{text}], but is {value.type}"

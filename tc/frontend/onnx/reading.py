@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -147,9 +147,17 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
     return found
 
 
+def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of a graph and of the graphs within it."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from all_nodes(inner)
+
+
 def count_nodes(graph: GraphProto | FunctionProto) -> int:
     """How many nodes a graph has, those of graphs within it included."""
-    return len(graph.node) + sum(count_nodes(inner) for node in graph.node for inner in subgraphs(node))
+    return sum(1 for _ in all_nodes(graph))
 
 
 @dataclass(frozen=True)

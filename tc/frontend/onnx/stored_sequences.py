@@ -112,6 +112,16 @@ def packed_tensors(c: Calls, sequence: StoredSequence) -> tuple[ModelValue, ...]
     return tuple(found[name] for name in PACKED_NAMES)
 
 
+def from_packed(c: Calls, tensors: Sequence[ModelValue], rank: int, what: str) -> StoredSequence:
+    """The inverse, of items that must be of a rank; checked when the model runs."""
+    found = dict(zip(PACKED_NAMES, tensors, strict=True))
+    length = found["ranks"].shape[0]
+    others = c.call("cast", c.call("not_equal", found["ranks"], c.const(rank, i64)), dtype=i64)
+    (count,) = _dims(c, c.call("sum", others, axes=None, keepdims=False), "other_ranks")
+    c.graph.builder.require(Requirement(equal(count, 0), f"{what}: an item is not of rank {rank}"))
+    return StoredSequence(found["elements"], c.call("reshape", found["dims"], shape=(length, rank)))
+
+
 # -- reading
 
 
