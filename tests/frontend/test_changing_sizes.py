@@ -176,3 +176,24 @@ def test_the_interpreter_and_the_text_know_them(name: str) -> None:
     assert print_ir(parse_module(text, constants), {}) == text
 
 
+@pytest.mark.parametrize("trips", [1, 2, 20])
+def test_the_condition_after_the_last_iteration_says_nothing(trips: int) -> None:
+    # A single iteration whose condition data decide was refused.
+    model = parse_model(
+        HEAD
+        + """g (float[n, 4] x) => (float[a, 4] y) {
+            t = Constant<value = int64 {TRIPS}>()
+            c = Constant<value = bool {1}>()
+            y = Loop(t, c, x) <body = b (int64 i, bool ci, float[p, 4] a) => (bool co, float[pp, 4] an) {
+                an = Concat<axis = 0>(a, x)
+                s = ReduceSum<keepdims = 0>(an)
+                zero = Constant<value = float {0.0}>()
+                co = Greater(s, zero)
+            }>
+        }""".replace("TRIPS", str(trips))
+    )
+    module = tc.compile(model, on_unsupported="error")
+
+    for n in (0, 1, 5):
+        (expected,) = run_onnxruntime(model, {"x": X[:n]})
+        np.testing.assert_array_equal(module(X[:n]), expected)

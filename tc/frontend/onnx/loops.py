@@ -152,12 +152,12 @@ def _unroll(n: NodeContext, trip_count: int) -> NodeResult:
         given = [graph.iteration, constant_value(np.array(True)), *carried]
         after, *results = graph.run_graph(body, given)
         go_on = n.graph.array(only_tensor(after))
-        if go_on is None:
+        if go_on is None and i < trip_count - 1:
             raise UnsupportedError("a loop that changes the types of its values stops by a condition on data", code="TC1018")
         carried = list(results[:count])
         for stack, value in zip(stacks, results[count:], strict=True):
             stack.append(n.call("unsqueeze", only_tensor(value), axes=(0,)))
-        if not go_on.reshape(-1)[0]:
+        if go_on is not None and not go_on.reshape(-1)[0]:
             break
     if any(not stack for stack in stacks):
         raise UnsupportedError("a loop of no iterations stacks results of unknown size", code="TC1018")
