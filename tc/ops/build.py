@@ -40,6 +40,7 @@ class GraphBuilder:
         self.params: list[TensorVar] = []
         self.bindings: list[Binding] = []
         self.requirements: list[Requirement] = []
+        self.found_dims: set[Var] = set()  # sizes that its branches and loops find
 
     @property
     def facts(self) -> tuple[DimFact, ...]:

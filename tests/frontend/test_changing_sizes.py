@@ -197,3 +197,33 @@ def test_the_condition_after_the_last_iteration_says_nothing(trips: int) -> None
     for n in (0, 1, 5):
         (expected,) = run_onnxruntime(model, {"x": X[:n]})
         np.testing.assert_array_equal(module(X[:n]), expected)
+
+
+def test_a_branch_gives_the_size_that_a_loop_in_it_finds() -> None:
+    # The size was taken for one that is known outside of the branch: "variable Loop_4.size_7 has no value here".
+    inner = """<body = inner (int64 j, bool cj, float[q, 4] e) => (bool cc, float[qq, 4] en) {
+        cc = Identity(cj)
+        en = Concat<axis = 0>(e, x)
+    }>"""
+    model = parse_model(
+        HEAD
+        + """g (float[n, 4] x, int64 t) => (float[a, 4] y, float[b, 4] z) {
+            c = Constant<value = bool {1}>()
+            y = Loop(t, c, x) <body = b (int64 i, bool ci, float[p, 4] a) => (bool co, float[pp, 4] an) {
+                co = Identity(ci)
+                s = ReduceSum<keepdims = 0>(a)
+                zero = Constant<value = float {0.0}>()
+                up = Greater(s, zero)
+                an = If(up) <then_branch = yes () => (float[d, 4] u) { u = Loop(i, co, a) INNER },
+                    else_branch = no () => (float[f, 4] v) { v = Loop(t, co, a) INNER2 }>
+            }>
+            z = Loop(t, c, y) INNER3
+        }""".replace("INNER3", inner).replace("INNER2", inner.replace("inner", "more")).replace("INNER", inner.replace("inner", "most"))
+    )
+    module = tc.compile(model, on_unsupported="error")
+
+    for n in (0, 1, 3):
+        for t in (0, 1, 4):
+            arrays = {"x": X[:n], "t": np.array(t)}
+            for found, expected in zip(module.run(arrays).values(), run_onnxruntime(model, arrays), strict=True):
+                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -35,7 +35,7 @@ def with_type(graph: GraphImporter, value: ModelValue, type_: TensorType) -> Any
 
 def dims_bound_in(builder: GraphBuilder) -> set[Var]:
     """The dims that get their values inside of a function: read from data, or sizes that an operator finds."""
-    own: set[Var] = set()
+    own = set(builder.found_dims)
     for binding in builder.bindings:
         if isinstance(binding.value, ReadDims):
             own.update(binding.value.dims)
@@ -179,6 +179,7 @@ def fresh_size(c: Calls) -> Var:
     """A dim that only the run tells."""
     made = Var(c.graph.shared.fresh_dim(f"{c.label}.size"))
     c.graph.builder.know(made)
+    c.graph.builder.found_dims.add(made)
     return made
 
 
