@@ -146,7 +146,10 @@ class GetItem(Located):
 
 @dataclass(frozen=True, eq=False)
 class If(Located):
-    """`then_branch()` when the bool scalar `condition` holds, else `else_branch()`; both take nothing and return alike."""
+    """`then_branch()` when the bool scalar `condition` holds, else `else_branch()`; both take nothing and return alike.
+
+    A dim of a result that nothing around it binds is the size that the branch's result has.
+    """
 
     condition: Atom
     then_branch: Function
@@ -159,7 +162,9 @@ class Loop(Located):
 
     body(i: i64[], carried...) -> (condition: bool[], carried..., scanned...). `condition` is the bool scalar before the first
     iteration. Results: the last carried values (the `init` ones when there is no iteration), then each scanned value of every
-    iteration stacked along a new first axis. Source: ONNX `Loop`.
+    iteration stacked along a new first axis. A dim of a carried parameter that nothing around the loop binds is the size that the value
+    has in an iteration, and may change with each; the result's dim in its place is another one, bound when the loop has run.
+    Source: ONNX `Loop`.
     """
 
     trip_count: Expr | None

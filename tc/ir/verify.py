@@ -515,8 +515,19 @@ class _GraphVerifier:
         for dim in () if loop.trip_count is None else _vars_of(loop.trip_count):
             if dim not in dims:
                 raise self.fail(f"the number of iterations speaks of {dim.name}, which nothing has bound")
+        for atoms in zip(loop.init, loop.body.params[1:], loop.body.results[1:], binding.targets, strict=False):
+            first, *others = [atom.type for atom in atoms]
+            if not all(isinstance(t, TensorType) and isinstance(first, TensorType) and t.rank == first.rank for t in others):
+                raise self.fail(f"the loop carries {first} as {', '.join(map(str, others))}, of another rank")
+            self._carried_dims(*(type_ for type_ in others if isinstance(type_, TensorType)), dims=dims)
         self.function(loop.body, scope, dims)
         self._flag(loop.body.results[0].type)
+
+    def _carried_dims(self, inside: TensorType, _: TensorType, after: TensorType, *, dims: set[Var]) -> None:
+        """A size that changes is a dim of its own after the loop."""
+        for dim, result in zip(inside.shape, after.shape, strict=True):
+            if isinstance(dim, Var) and dim not in dims and (not isinstance(result, Var) or result in dims or result is dim):
+                raise self.fail(f"the loop changes {dim.name}, and {result} after it is no dim of its own")
 
     def _call(self, call: CallFunction, binding: Binding) -> None:
         type_ = call.callee.type

@@ -133,6 +133,7 @@ def body(*results: object, params: tuple = ()) -> Function:
 
 COUNTER = TensorVar("i", TensorType((), i64))
 CARRIED = TensorVar("c", tensor_type((4,), f32))
+GROWING = TensorVar("c", TensorType((Var("size"),), f32))
 GRAPHS = {
     "variable y is used before": graph(results=(Y,)),
     "variable y is bound twice": graph(relu(), relu()),
@@ -154,6 +155,14 @@ GRAPHS = {
     ),
     "the number of iterations speaks of q": graph(
         Binding((Y,), Loop(Var("q"), FLAG, (X,), body(FLAG, CARRIED, params=(COUNTER, CARRIED))))
+    ),
+    "the loop carries f32.4. as f32.4., f32.4., f32.1, 4., of another rank": graph(
+        Binding(
+            (TensorVar("z", tensor_type((1, 4), f32)),), Loop(const(2), FLAG, (X,), body(FLAG, CARRIED, params=(COUNTER, CARRIED)))
+        )
+    ),
+    "the loop changes size, and 4 after it is no dim of its own": graph(
+        Binding((Y,), Loop(const(2), FLAG, (X,), body(FLAG, GROWING, params=(COUNTER, GROWING))))
     ),
     "is called, but is no function": graph(Binding((Y,), CallFunction(X, ()))),
     "1 arguments for 0 parameters": graph(Binding((Y,), CallFunction(GlobalRef("g", FunctionType((), (Y.type,))), (X,)))),
