@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.products import node
 
@@ -168,6 +168,38 @@ def sequence(rng: Random, *shape: int) -> Graph:
     nodes = [node("SplitToSequence", ["x"], "parts", axis=0), node("SequenceErase", ["parts", "first"], "others")]
     nodes.append(node("ConcatFromSequence", ["others"], "y", axis=0))
     return Graph(nodes, {"x": x}, {"first": np.array(0, np.int64)}, touched=2 * x.nbytes)
+
+
+def _loop(carried: Mapping[str, onnx.TypeProto], nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
+    """The body of a Loop without a condition; of what it carries, `next_name` is the value after an iteration."""
+    counts = [("i", helper.make_tensor_type_proto(TensorProto.INT64, [])), ("go", helper.make_tensor_type_proto(TensorProto.BOOL, []))]
+    inputs = [helper.make_value_info(name, type_) for name, type_ in (*counts, *carried.items())]
+    outputs = [helper.make_value_info(f"next_{name}", type_) for name, type_ in (counts[1], *carried.items())]
+    return helper.make_graph([node("Identity", ["go"], "next_go"), *nodes], "body", inputs, outputs)
+
+
+def growing_cache(rng: Random, iterations: int, width: int) -> Graph:
+    """A decoder's attention: each iteration adds a row to what it has seen, and looks at all of it."""
+    rows = helper.make_tensor_type_proto(TensorProto.FLOAT, [None, width])
+    nodes = [node("Slice", ["seen", "last", "end", "zero"], "row"), node("MatMul", ["row", "w"], "asked")]
+    nodes += [node("Transpose", ["seen"], "turned", perm=[1, 0]), node("MatMul", ["asked", "turned"], "scores")]
+    nodes += [node("Softmax", ["scores"], "shares", axis=-1), node("MatMul", ["shares", "seen"], "mixed")]
+    nodes += [node("Concat", ["seen", "mixed"], "next_seen", axis=0)]
+    loop = node("Loop", ["iterations", "", "x"], "y", body=_loop({"seen": rows}, nodes))
+    literals = {"w": _floats(rng, width, width) / np.float32(width), "last": _ints(-1), "end": _ints(2**31), "zero": _ints(0)}
+    return Graph([loop], {"x": _floats(rng, 1, width), "iterations": np.array(iterations)}, literals, 17)
+
+
+def collected(rng: Random, iterations: int, width: int) -> Graph:
+    """A list that a loop makes, joined."""
+    item = helper.make_tensor_type_proto(TensorProto.FLOAT, [1, width])
+    carried = {"items": helper.make_sequence_type_proto(item), "state": item}
+    nodes = [node("MatMul", ["state", "w"], "product"), node("Tanh", ["product"], "next_state")]
+    nodes += [node("SequenceInsert", ["items", "next_state"], "next_items")]
+    loop = helper.make_node("Loop", ["iterations", "", "none", "x"], ["all", "end"], body=_loop(carried, nodes))
+    inputs = {"x": _floats(rng, 1, width), "iterations": np.array(iterations)}
+    joined = node("ConcatFromSequence", ["all"], "y", axis=0)
+    return Graph([node("SequenceEmpty", [], "none"), loop, joined], inputs, {"w": _floats(rng, width, width) / np.float32(width)}, 17)
 
 
 # -- images and regions
@@ -432,6 +464,8 @@ KERNELS: Sequence[Kernel] = (
     Kernel("TensorScatter", tensor_scatter, [(1, 128, 64), (2, 1024, 64), (4, 2048, 128)]),
     Kernel("ReverseSequence", reverse_sequence, [(10, 4, 30), (100, 16, 128), (500, 32, 256)]),
     Kernel("sequences", sequence, [(4, 1000), (16, 20000), (32, 200000)]),
+    Kernel("Loop of a growing cache", growing_cache, [(20, 64), (200, 64), (500, 256)]),
+    Kernel("Loop that collects", collected, [(20, 64), (200, 128), (1000, 256)]),
     Kernel("GridSample", grid_sample("linear"), [(3, 32, 32), (16, 100, 120), (64, 128, 128)]),
     Kernel("GridSample, a warp", warp, [(3, 224, 224), (32, 60, 80), (64, 128, 128)]),
     Kernel("GridSample, nearest", grid_sample("nearest"), [(3, 32, 32), (16, 100, 120), (64, 128, 128)]),
