@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx.parser import parse_model
 from onnx.reference import ReferenceEvaluator
 
 import tc
@@ -100,3 +101,24 @@ def test_an_image_of_symbolic_size_is_centered(sizes: tuple[int, int], dtype: st
     found = tc.compile(model, threads=1, on_unsupported="error").run(feeds)["y"]
 
     np.testing.assert_array_equal(found, ReferenceEvaluator(model).run(None, feeds)[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "side"), [((3, 2), (2, 1), "SAME_UPPER"), ((2, 5), (1, 3), "SAME_LOWER"), ((4, 2), (3, 2), "SAME_LOWER")]
+)
+@pytest.mark.parametrize(("op", "more"), [("AveragePool", ""), ("AveragePool", ", count_include_pad = 1"), ("LpPool", ""), ("MaxPool", "")])
+def test_a_pool_of_a_symbolic_image_keeps_its_size_natively(
+    op: str, more: str, kernel: tuple[int, int], strides: tuple[int, int], side: str
+) -> None:
+    # Means and norms ran on ONNX's reference, where the padding depends on the size of the image.
+    model = parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[n, c, h, w] x) => (float[n, c, a, b] y) {{
+            y = {op}<kernel_shape = {list(kernel)}, strides = {list(strides)}, auto_pad = "{side}"{more}>(x)
+        }}"""
+    )
+    module, rng = tc.compile(model, on_unsupported="error"), np.random.default_rng(sum(kernel))
+
+    for shape in ((1, 1, 9, 13), (2, 3, 5, 6), (1, 2, 16, 7)):
+        x = rng.standard_normal(shape).astype(np.float32)
+        (expected,) = run_onnxruntime(model, {"x": x})
+        np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-6)

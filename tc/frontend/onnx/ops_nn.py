@@ -214,8 +214,15 @@ def pool(op: str, n: NodeContext, x: ModelValue, **attrs: bool | int) -> ModelVa
     kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     pads = _window_pads(n, x, kernel, strides, dilations, cuts=True)
-    if op == "max_pool" and not all(isinstance(p, Const) for p in pads):
-        x, pads = _fixed(n, x, pads, n.const(_lowest(x.dtype), x.dtype))
+    if not all(isinstance(p, Const) for p in pads):
+        if op == "max_pool":
+            x, pads = _fixed(n, x, pads, n.const(_lowest(x.dtype), x.dtype))
+        elif op == "lp_pool" or attrs.get("count_include_pad"):
+            x, pads = _fixed(n, x, pads, None)
+        elif op == "avg_pool":  # of what is inside: the sums over how many there are, each over the size of the window
+            inside = n.call("full", value=1, dtype=x.dtype, shape=(1, 1, *x.shape[2:]))
+            sums, counts = (pool(op, n, each, count_include_pad=True) for each in (x, inside))
+            return n.call("div", sums, counts)
     if not all(isinstance(p, int | Const) for p in pads):
         raise UnsupportedError(f"{n.op_type}: the padding depends on dims: {', '.join(map(str, pads))}", code="TC1015")
     window = [
