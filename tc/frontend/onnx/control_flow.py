@@ -54,7 +54,7 @@ def _attr_vars(value: Any) -> set[Any]:
     return {v for item in value for v in _attr_vars(item)} if isinstance(value, tuple) else set()
 
 
-class RankChangesError(UnsupportedError):
+class _RankChanges(UnsupportedError):
     """A loop carries values of changing rank; `ranks` are those that every iteration keeps."""
 
     default_code = "TC1018"
@@ -62,6 +62,11 @@ class RankChangesError(UnsupportedError):
     def __init__(self, ranks: Sequence[int | None], message: str) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+def kept_ranks(error: UnsupportedError) -> Sequence[int | None] | None:
+    """The ranks that every iteration keeps of what the loop carries, where it is refused for another that it does not; else None."""
+    return error.ranks if isinstance(error, _RankChanges) else None
 
 
 Body = Callable[[Calls, ModelValue, "list[ModelValue]"], "tuple[ModelValue | None, list[ModelValue], list[ModelValue]]"]
@@ -124,7 +129,7 @@ def _require_ranks(init: Sequence[ModelValue], carried: Sequence[ModelValue]) ->
     for k, (old, new) in enumerate(zip(init, carried, strict=True)):
         if old.dtype != new.dtype or old.rank != new.rank:
             ranks = [x.rank if x.rank == y.rank else None for x, y in zip(init, carried, strict=True)]
-            raise RankChangesError(ranks, f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
+            raise _RankChanges(ranks, f"a loop changes the type of its carried value {k} from {old.type} to {new.type}")
 
 
 class _CarriedSizes:

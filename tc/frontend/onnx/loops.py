@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import LimitError, NodeError, ShapeError, UnsupportedError
-from tc.frontend.onnx.control_flow import Body, RankChangesError, as_scalar, bind_loop, flip
+from tc.frontend.onnx.control_flow import Body, as_scalar, bind_loop, flip, kept_ranks
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op, onnx_op_before
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.stored_sequences import StoredForms, form_of, item_rank, only_tensor
@@ -41,8 +41,9 @@ def import_loop(n: NodeContext) -> NodeResult:
         return _import_loop(n, trip_count, condition, unrolls_first)
     except UnsupportedError as error:
         if not can_unroll:
-            if isinstance(error, RankChangesError) and all(isinstance(v, ModelValue) for v in n.inputs[2:]):
-                own = error.ranks[len(error.ranks) - len(n.inputs[2:]) :]  # behind a count of iterations
+            ranks = kept_ranks(error)
+            if ranks is not None and all(isinstance(v, ModelValue) for v in n.inputs[2:]):
+                own = ranks[len(ranks) - len(n.inputs[2:]) :]  # behind a count of iterations
                 n.ranks = {name: rank for name, rank in zip(n.outputs, own, strict=False) if rank is not None}
             raise
     n.graph.roll_back(mark)
