@@ -187,7 +187,7 @@ def growing_cache(rng: Random, iterations: int, width: int) -> Graph:
     nodes += [node("Concat", ["seen", "mixed"], "next_seen", axis=0)]
     loop = node("Loop", ["iterations", "", "x"], "y", body=_loop({"seen": rows}, nodes))
     literals = {"w": _floats(rng, width, width) / np.float32(width), "last": _ints(-1), "end": _ints(2**31), "zero": _ints(0)}
-    return Graph([loop], {"x": _floats(rng, 1, width), "iterations": np.array(iterations)}, literals, 17)
+    return Graph([loop], {"x": _floats(rng, 1, width), "iterations": _ints(iterations)}, literals, 17)
 
 
 def collected(rng: Random, iterations: int, width: int) -> Graph:
@@ -197,7 +197,7 @@ def collected(rng: Random, iterations: int, width: int) -> Graph:
     nodes = [node("MatMul", ["state", "w"], "product"), node("Tanh", ["product"], "next_state")]
     nodes += [node("SequenceInsert", ["items", "next_state"], "next_items")]
     loop = helper.make_node("Loop", ["iterations", "", "none", "x"], ["all", "end"], body=_loop(carried, nodes))
-    inputs = {"x": _floats(rng, 1, width), "iterations": np.array(iterations)}
+    inputs = {"x": _floats(rng, 1, width), "iterations": _ints(iterations)}
     joined = node("ConcatFromSequence", ["all"], "y", axis=0)
     return Graph([node("SequenceEmpty", [], "none"), loop, joined], inputs, {"w": _floats(rng, width, width) / np.float32(width)}, 17)
 
