@@ -110,6 +110,16 @@ class Allocate(PlanStep):
 
 
 @dataclass(frozen=True, eq=False)
+class Extend(PlanStep):
+    """Let dynamic block number `index` have room for `size_bytes`, the first `kept_bytes` as they are; it may lie elsewhere then, and has
+    room for more, so that what is added piece by piece is seldom moved."""
+
+    index: int
+    size_bytes: Expr
+    kept_bytes: Expr
+
+
+@dataclass(frozen=True, eq=False)
 class Copy(PlanStep):
     """Copy `size_bytes` from `source` to `target`; they do not overlap."""
 

@@ -24,6 +24,7 @@ from tc.ir.plan import (
     Copy,
     Exchange,
     ExecutionPlan,
+    Extend,
     Launch,
     PlanStep,
     Repeat,
@@ -77,6 +78,8 @@ def _step(step: PlanStep, depth: int) -> Iterator[str]:
             yield f"{pad}dynamic[{index}] = allocate {size} bytes"
         case Copy(source=source, target=target, size_bytes=size):
             yield f"{pad}{_slot(target)} = copy {size} bytes of {_slot(source)}"
+        case Extend(index=index, size_bytes=size, kept_bytes=kept):
+            yield f"{pad}dynamic[{index}] = extend {kept} to {size} bytes"
         case Exchange(first=first, second=second):
             yield f"{pad}exchange dynamic[{first}] and dynamic[{second}]"
         case StoreIndex(slot=slot, value=value):

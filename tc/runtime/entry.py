@@ -27,6 +27,7 @@ from tc.ir.plan import (
     Copy,
     Exchange,
     ExecutionPlan,
+    Extend,
     Launch,
     PlanStep,
     Repeat,
@@ -384,6 +385,8 @@ class _EntryEmitter:
                 self._bind_dims(step, slot, dims)
             case Allocate(index=index, size_bytes=size):
                 self._allocate(index, self._size(size, located(step, NO_RESULT)))
+            case Extend(index=index, size_bytes=size, kept_bytes=kept):
+                self._extend(index, self._size(size, located(step, NO_RESULT)), self.dims.value(simplify(kept, self.facts)))
             case Exchange(first=first, second=second):
                 words = [self.layout.dynamic + 2 * index + k for index in (first, second) for k in range(2)]
                 for word, content in zip(words, [self._word(words[k]) for k in (2, 3, 0, 1)], strict=True):
@@ -481,6 +484,25 @@ class _EntryEmitter:
             self._fail_unless(b.compare("icmp sge", value, int_value(0)), FailedCheck(message), value)
             self.dims.values[dim] = value
         self._store_dims(list(dims))
+
+    def _extend(self, index: int, size: Value, kept: Value) -> None:
+        """Move a block to one that is half as large again, where it has no room."""
+        b, word = self.b, self.layout.dynamic + 2 * index
+        full, done = b.label("full"), b.label("roomy")
+        b.branch_if(b.compare("icmp sge", self._word(word + 1), size), done, full)
+        b.start_block(full)
+        more = b.binary("add", kept, b.binary("lshr", kept, int_value(1)))
+        wanted = b.select(b.compare("icmp sgt", more, size), more, size)
+        block = self.memory.allocate(wanted)
+        present = b.compare("icmp ne", block, Value("null", "ptr"))
+        self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), wanted)
+        before = self._word(word, "ptr")
+        self.memory.copy(block, before, kept)
+        self.memory.free(before)
+        self._set_word(word, block)
+        self._set_word(word + 1, wanted)
+        b.branch(done)
+        b.start_block(done)
 
     def _allocate(self, index: int, size: Value) -> None:
         b = self.b

@@ -131,6 +131,28 @@ MODELS: dict[str, tuple[str, list[dict[str, np.ndarray]]]] = {
         }""",
         calls([1, 4, 33], [0, 1, 2, 3, 30]),
     ),
+    "rows put behind a value that others read before and after": (
+        """g (float[n, 4] x, int64 t) => (float[a, 4] y, float[b, 4] z, float[d, 2] v, float s) {
+           pairs = Constant<value = int64[2] {-1, 2}>()
+           w = Reshape(x, pairs)
+           zero = Constant<value = float {0.0}>()
+           y, z, v, s = Loop(t, c, x, x, w, zero) <body = b (int64 i, bool ci, float[p, 4] a, float[q, 4] b, float[r, 2] u, float k) =>
+              (bool co, float[pp, 4] an, float[qq, 4] bn, float[rr, 2] un, float kn) {
+              co = Identity(ci)
+              up = Tanh(a)
+              an = Concat<axis = 0>(a, x, b, a)
+              sum = ReduceSum<keepdims = 0>(a)
+              more = ReduceSum<keepdims = 0>(up)
+              both = Add(sum, more)
+              kn = Add(k, both)
+              first = Constant<value = int64[1] {0}>()
+              last = Constant<value = int64[1] {9}>()
+              bn = Slice(a, first, last, first)
+              un = Reshape(an, pairs)
+           }>
+        }""",
+        calls([0, 1, 3], [0, 1, 2, 6]),
+    ),
     "what comes from outside of the loop": (
         """g (float[n, 4] x, int64 t) => (float[a] y, float[b, 4] z) {
            flat = Constant<value = int64[1] {-1}>()
@@ -174,6 +196,13 @@ def test_the_interpreter_and_the_text_know_them(name: str) -> None:
     constants: dict[str, np.ndarray] = {}
     text = print_ir(imported.module, constants)
     assert print_ir(parse_module(text, constants), {}) == text
+
+
+def test_what_is_put_behind_a_value_extends_its_block() -> None:
+    # All of it was copied in each iteration.
+    plan = tc.lower(parsed("rows put behind a value that others read before and after"), stage="plan").whole()
+
+    assert "= extend Loop_4.size * 4 * 4 to " in plan and plan.count("exchange") == 2
 
 
 @pytest.mark.parametrize("trips", [1, 2, 20])

@@ -38,6 +38,7 @@ from tc.ir.plan import (
     Copy,
     Exchange,
     ExecutionPlan,
+    Extend,
     Launch,
     PlanStep,
     Repeat,
@@ -180,6 +181,7 @@ class _ProgramWriter:
         self.w = _DimWriter(self.helpers, Facts.of(plan.facts), strict=True)
         self.dims: dict[Var, str] = {}
         self.externs: list[str] = []
+        self.extends = any(isinstance(step, Extend) for step in all_steps(plan.steps))
 
     def text(self, weights_bytes: int, mark: int) -> str:
         """The whole file."""
@@ -189,6 +191,8 @@ class _ProgramWriter:
         run = ["int model_run(model *m, const model_tensor *inputs, model_tensor *outputs) {", *dims, "    i32 overflow = 0;"]
         if self.plan.num_dynamic:
             run.append(f"    void *dynamic[{self.plan.num_dynamic}] = {{0}};")
+        if self.extends:
+            run.append(f"    i64 room[{self.plan.num_dynamic}] = {{0}};")
         run += ["    m->message[0] = 0;", *body]
         run += ["    (void)inputs, (void)outputs, (void)overflow;", "    return 0;"]
         if self.plan.num_dynamic:
@@ -346,10 +350,13 @@ class _ProgramWriter:
             case Allocate(index=index, size_bytes=size):
                 self._allocate(step, index, size)
             case Exchange(first=first, second=second):
-                with self.w.block("{"):
-                    line(f"void *block = dynamic[{first}];")
-                    line(f"dynamic[{first}] = dynamic[{second}];")
-                    line(f"dynamic[{second}] = block;")
+                for kind, array in (("void *", "dynamic"), *([("i64 ", "room")] if self.extends else [])):
+                    with self.w.block("{"):
+                        line(f"{kind}before = {array}[{first}];")
+                        line(f"{array}[{first}] = {array}[{second}];")
+                        line(f"{array}[{second}] = before;")
+            case Extend(index=index, size_bytes=size, kept_bytes=kept):
+                self._extend(step, index, size, kept)
             case Branch(condition=condition, then_steps=first, else_steps=second):
                 with self.w.block(f"if ({self._flag(condition)}) {{", "} else {"):
                     self._steps(first)
@@ -404,6 +411,22 @@ class _ProgramWriter:
             self.w.line(f"free(dynamic[{index}]);")
             self.w.line(f"dynamic[{index}] = tc_allocate(size_bytes);")
             self._fail_if(f"dynamic[{index}] == NULL", "out of memory: a result of {value} bytes", "size_bytes")
+            if self.extends:
+                self.w.line(f"room[{index}] = size_bytes;")
+
+    def _extend(self, step: Extend, index: int, size_bytes: Expr, kept_bytes: Expr) -> None:
+        line = self.w.line
+        with self.w.block("{"):
+            self._sized("size_bytes", size_bytes, located(step, NO_RESULT))
+            with self.w.block(f"if (room[{index}] < size_bytes) {{"):
+                line(f"const i64 kept = {self.w.value(simplify(kept_bytes, self.w.facts))};")
+                line("const i64 wanted = kept + kept / 2 > size_bytes ? kept + kept / 2 : size_bytes;")
+                line("void *block = tc_allocate(wanted);")
+                self._fail_if("block == NULL", "out of memory: a result of {value} bytes", "wanted")
+                line(f"memcpy(block, dynamic[{index}], (size_t)kept);")
+                line(f"free(dynamic[{index}]);")
+                line(f"dynamic[{index}] = block;")
+                line(f"room[{index}] = wanted;")
 
     def _repeat(self, step: Repeat) -> None:
         name = self._dim(step.index)

@@ -24,6 +24,7 @@ from tc.ir.graph import (
     CallTir,
     Function,
     GlobalRef,
+    Loop,
     TensorConst,
     TensorVar,
     atoms_read,
@@ -43,7 +44,7 @@ from tc.passes.graph.fusion_kind import (
     infer_loop_shape,
     infer_loop_shape_of_kernel,
 )
-from tc.passes.graph.joins import is_join, made_here, part_offset, pays
+from tc.passes.graph.joins import appended, is_join, made_here, part_offset, pays
 from tc.passes.graph.knobs import knob_of_group
 from tc.passes.graph.simplify_splits import part_as_slice
 from tc.passes.manager import graph_pass
@@ -109,11 +110,15 @@ class _Node:
     group: int = -1
     post_dominator: int = -1
     depth: int = 0
+    is_appended: bool = False
 
 
-def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work) -> Function:
+def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work, is_loop: bool = False) -> Function:
     func = _fuse_bodies(func, facts, work)
     nodes = _dataflow(func, facts, work.module)
+    in_blocks = appended(func) if is_loop else {}
+    for node in nodes:
+        node.is_appended = any(target in in_blocks for target in node.binding.targets)
     _set_post_dominators(nodes)
     grouping = _Grouping(nodes, Facts.of(facts), work.max_ops, work.decide)
     grouping.run()
@@ -136,7 +141,8 @@ def _fuse_bodies(func: Function, facts: tuple[DimFact, ...], work: _Work) -> Fun
     """Fuse inside the bodies of If and Loop."""
 
     def inside(binding: Binding) -> Binding:
-        value = map_bodies(binding.value, lambda body: _fuse_function(body, facts, work))
+        is_loop = isinstance(binding.value, Loop)
+        value = map_bodies(binding.value, lambda body: _fuse_function(body, facts, work, is_loop))
         return replace(binding, value=value)
 
     return replace(func, bindings=tuple(map(inside, func.bindings)))
@@ -147,7 +153,7 @@ def _is_fusable(node: _Node) -> bool:
     divisions that tell where it comes from, which cost more than an element stored and loaded where no constant is divided by."""
     match node.binding.value:
         case Call(op=op):
-            return get_op(op).compute is not None and not (get_op(op).view and node.shape.divides)
+            return not node.is_appended and get_op(op).compute is not None and not (get_op(op).view and node.shape.divides)
         case CallTir():
             return node.shape.kind is not FusionKind.OPAQUE
     return False

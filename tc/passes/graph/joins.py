@@ -76,6 +76,20 @@ def parts_of(func: Function) -> Mapping[TensorVar, JoinPart]:
     return found
 
 
+def appended(body: Function) -> dict[TensorVar, int]:
+    """The joins in a loop's body that put something behind a carried value of a changing size, which is then its next value: they are made
+    in its block. By the numbers of the carried values."""
+    made = made_here(body)
+    found: dict[TensorVar, int] = {}
+    for number, (param, result) in enumerate(zip(body.params[1:], body.results[1:], strict=False)):
+        if not isinstance(result, TensorVar) or result not in made or body.results.count(result) > 1:
+            continue
+        value = made[result].value
+        if isinstance(value, Call) and is_join(value) and value.args[0] is param:
+            found[result] = number
+    return found
+
+
 def operands_of(binding: Binding) -> Iterator[tuple[Atom, Expr]]:
     """The operands of a join with their offsets in bytes."""
     offset: Expr = const(0)

@@ -29,6 +29,7 @@ from tc.ir.plan import (
     Copy,
     Exchange,
     ExecutionPlan,
+    Extend,
     Launch,
     PlanStep,
     Repeat,
@@ -40,7 +41,16 @@ from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
 from tc.passes.graph.assign_storage import ALIGNMENT, StorageRegion, assign_offsets, region_of_type
 from tc.passes.graph.found_sizes import changing_sizes
-from tc.passes.graph.joins import is_aligned, is_join, made_here, operands_of, part_offset, parts_of, view_root
+from tc.passes.graph.joins import (
+    appended,
+    is_aligned,
+    is_join,
+    made_here,
+    operands_of,
+    part_offset,
+    parts_of,
+    view_root,
+)
 from tc.passes.graph.place_on_host import is_on_host, is_small
 from tc.passes.graph.storages import NOT_YET, PossibleReuse, Storage, StorageView, have_same_size, is_whole
 
@@ -121,6 +131,7 @@ class _Planner:
         self._rows: dict[TensorVar, StorageView] = {}
         self._holders: dict[tuple[Atom, int], TensorVar] = {}
         self._sizes: dict[Var, TensorVar] = {}
+        self._appended: dict[TensorVar, StorageView] = {}  # to values in dynamic blocks, which they extend
         self._owned: dict[int, Storage] = {}
         for index, param in enumerate(func.params):
             self.views[param] = StorageView(Storage(SlotPlace.INPUT, index, param.type))  # type: ignore[arg-type]
@@ -378,10 +389,23 @@ class _Planner:
     def _walk_join(self, binding: Binding) -> list[PlanStep]:
         """Copies of the operands that were not made in their places."""
         (target,) = binding.targets
+        if target in self._appended:
+            return self._walk_append(binding, self._appended[target])
         place = self._define(target)
         steps = self._allocations((target,))
         for operand, offset in operands_of(binding):
             steps.extend(self._copy(operand, operand, StorageView(place.storage, place.offset + offset)))
+        return steps
+
+    def _walk_append(self, binding: Binding, place: StorageView) -> list[PlanStep]:
+        """What a join adds to a carried value, behind it."""
+        (target,), ((first, _), *others) = binding.targets, operands_of(binding)
+        self._use(first)
+        self.views[target] = place
+        size, kept = _tensor_type(target).size_bytes, _tensor_type(first).size_bytes
+        steps: list[PlanStep] = [Extend(place.storage.index, size, kept)]
+        for operand, offset in others:
+            steps.extend(self._copy(operand, operand, StorageView(place.storage, offset)))
         return steps
 
     def _note_reuse(self, callee: str, args: tuple[Atom, ...], targets: tuple[TensorVar, ...]) -> None:
@@ -470,6 +494,7 @@ class _Planner:
         entered = self.time
         for k, result in enumerate(body.results[1 + num_carried :]):
             self._want_scanned(result, targets[num_carried + k], index, body)
+        self._appended |= {result: self.views[targets[k]] for result, k in appended(body).items() if k in changing}
         body_steps.extend(self._walk_nested(body))
         self.time += 1
         body_steps.extend(self._end_of_iteration(loop, targets, carried_params, condition, index, changing, entered))

@@ -17,6 +17,7 @@ from benchmarks import zoo
 from tc.errors import UnsupportedError
 from tc.target import Target
 from tests.codegen.c.kernels import needs_compiler
+from tests.frontend import test_changing_sizes as changing_sizes
 from tests.frontend.models import forget_adapter
 
 pytestmark = needs_compiler
@@ -113,6 +114,17 @@ def program(tmp_path_factory) -> Path:
 
 def test_loops_branches_and_sizes_from_data_run_without_python(program):
     compare(steps_of_all_kinds(), arrays(), program)
+
+
+@pytest.mark.parametrize(
+    "name", ["rows put behind a value that others read before and after", "values that take each other's place, and views of them"]
+)
+def test_blocks_of_changing_sizes_hold_what_they_must(name, tmp_path):
+    made = changing_sizes.parsed(name)
+    folder = export(made, tmp_path, SANITIZED.replace("-O1", "-O0"))
+
+    for inputs in changing_sizes.MODELS[name][1]:
+        compare(made, inputs, folder)
 
 
 @pytest.mark.slow
