@@ -134,6 +134,17 @@ def test_sizes_that_a_dtype_does_not_hold_are_told() -> None:
         module(np.zeros((32768, 0), np.float32))
 
 
+def test_sizes_that_are_promised_to_be_too_large_wrap_around() -> None:
+    # What no size that is promised fulfils was asked of each: every call was refused.
+    model = parse_model(
+        HEAD
+        + "g (float[n, m] x) => (int32[2] a) { s = Shape(x) i = Cast<to = 6>(s) k = Constant<value = int32[1] {65536}>() a = Mul(i, k) }"
+    )
+    module = tc.compile(model, dims={"n": tc.Dim(40000, 50000)})
+
+    assert module(np.zeros((40000, 0), np.float32)).tolist() == np.multiply([40000, 0], 65536, dtype=np.int32).tolist()
+
+
 def test_a_constant_without_elements_is_flattened() -> None:
     model = parse_model(
         HEAD + "g (float[n] x) => (int64[a, b] y, float[n] z) { w = Constant<value = int64[0, 3] {}>() y = Flatten(w) z = Neg(x) }"

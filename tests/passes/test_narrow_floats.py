@@ -231,3 +231,20 @@ def test_scores_under_a_mask_of_the_least_f32_are_not_stored_in_16_bits(added: b
 
     assert types_of(narrowed, "matmul")[0].startswith("bf16")
     assert all(each.startswith("f32") for op in ("add", "where", "neg") for each in types_of(narrowed, op)[-1:])
+
+
+@pytest.mark.parametrize(("name", "channels"), [("weight", 5), ("3.weight", 6), ("wé", 7)])  # each a kernel of its own
+def test_weights_of_any_name_are_rounded(name: str, channels: int) -> None:
+    # A buffer on the stack had the name of the weight, which LLVM took for a number: a CodegenError.
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((3, channels, 1, 7)).astype(np.float32), rng.standard_normal((2, channels, 9, 11)).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["x", name, "b"], ["c"], pads=[3, 3, 3, 3]), helper.make_node("Elu", ["c"], ["y"])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", channels, "h", "w"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    weights = [numpy_helper.from_array(w, name), numpy_helper.from_array(w[:, 0, 0, 0].copy(), "b")]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    found, expected = (tc.compile(model, threads=1, precision=precision)(x) for precision in ("bf16", "f32"))
+
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.03 * np.abs(expected).max())

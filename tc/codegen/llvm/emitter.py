@@ -44,6 +44,7 @@ from tc.ir.loop import (
     annotation,
 )
 from tc.ir.node import binders
+from tc.ir.printer import identifier
 from tc.ir.tree_loop import TreeLoop
 from tc.ir.types import product
 from tc.ir.uses import buffers_read
@@ -163,7 +164,7 @@ class KernelEmitter(ExpressionEmitter):
         if buffer.scope == "global":
             raise CodegenError(f"scratch buffer {buffer} is global; run lift_workspace first")
         element = memory_type(buffer.dtype)
-        self.state.pointers[buffer] = self.b.alloca(element, max(int(size.value), 1), 64, _safe(buffer.name))
+        self.state.pointers[buffer] = self.b.alloca(element, max(int(size.value), 1), 64, identifier(buffer.name))
 
     def _for(self, loop: For) -> None:
         if loop.kind is LoopKind.BOUND:
@@ -469,9 +470,3 @@ class KernelEmitter(ExpressionEmitter):
 def _lane_numbers(count: int) -> Value:
     """0, 1, ... in so many lanes."""
     return Value(f"<{', '.join([f'i64 {k}' for k in range(count)])}>", "i64", count)
-
-
-def _safe(name: str) -> str:
-    """A name as LLVM reads it without quotes: one that begins with a digit would be a number."""
-    text = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-    return f"v{text}" if text[:1].isdigit() else text

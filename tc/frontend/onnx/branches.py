@@ -149,7 +149,7 @@ def _join(
     joined: list[ModelValue | None] = []
     types: list[TensorType] = []
     found: dict[tuple[Expr, Expr], Var] = {}
-    for x, y in zip(paths[True].results, paths[False].results, strict=True):
+    for x, y in pairs:
         if not isinstance(x, ModelValue) or not isinstance(y, ModelValue) or x.rank != y.rank:
             kinds = f"{_kind(x)} and {_kind(y)}"
             raise UnsupportedError(f"If: the branches give results of different rank or kind: {kinds}", code="TC1018")

@@ -331,8 +331,9 @@ class NodeContext(Calls):
             return True
         given = [(elements, v.dtype) for v in operands if v is not None and (elements := self.graph.elements(v)) is not None]
         wanted = [(condition, dtype) for elements, dtype in (*given, *results) for condition in demands(elements, dtype)]
-        open_ = dict.fromkeys((condition, dtype) for condition, dtype in wanted if prove(condition, self.facts) is not True)
-        if not all(is_usual(condition, self.facts) for condition, _ in open_):
+        known = {condition: prove(condition, self.facts) for condition, _ in wanted}
+        open_ = dict.fromkeys((condition, dtype) for condition, dtype in wanted if known[condition] is None)
+        if False in known.values() or not all(is_usual(condition, self.facts) for condition, _ in open_):
             return False
         for condition, dtype in open_:
             if dtype.is_int:  # of floats the real number is as good as a rounded one

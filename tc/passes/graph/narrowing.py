@@ -164,6 +164,8 @@ class _Chooser:
             self._choose_result(binding)
 
     def _is_extreme(self, binding: Binding) -> bool:
+        if factors_of(binding.value):  # type: ignore[arg-type]  # sums of products; weights are looked at where these are chosen
+            return False
         return any(atom in self.extreme or _loses(atom, self.found.dtype) for atom in atoms_of(binding.value)) and not _reduces(binding)
 
     def _choose_operands(self, binding: Binding) -> None:
