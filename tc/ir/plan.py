@@ -7,13 +7,13 @@ function; nothing interprets it at run time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from enum import Enum
 
 from tc.ir.expr import Expr, Var, const
 from tc.ir.graph import AttrValue, TensorConst, TensorVar
-from tc.ir.node import Located, Node
+from tc.ir.node import Located, Node, walk
 from tc.ir.types import DimFact, TensorType
 
 
@@ -195,3 +195,22 @@ def all_steps(steps: Iterable[PlanStep]) -> Iterator[PlanStep]:
                 yield from all_steps((*first, *second))
             case Repeat(body=body):
                 yield from all_steps(body)
+
+
+def allocated_blocks(steps: Iterable[PlanStep], before: Set[int] = frozenset()) -> set[int]:
+    """The dynamic blocks that are allocated when `steps` have run, given those `before`. AssertionError if a step takes one that is not."""
+    found = set(before)
+    for step in steps:
+        match step:
+            case Allocate(index=index) | Extend(index=index):
+                found.add(index)
+            case CallOut(results=results):
+                found |= {slot.index for slot in results if slot.place is SlotPlace.DYNAMIC}
+            case Branch(then_steps=first, else_steps=second):
+                found |= allocated_blocks(first, found) & allocated_blocks(second, found)
+            case Repeat(body=body):
+                allocated_blocks(body, found)
+        if not isinstance(step, Branch | Repeat):
+            taken = {slot.index for slot in walk(step) if isinstance(slot, Slot) and slot.place is SlotPlace.DYNAMIC}
+            assert taken <= found, f"{type(step).__name__} takes dynamic blocks {sorted(taken - found)}, which nothing allocates"
+    return found

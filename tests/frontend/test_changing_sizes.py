@@ -39,6 +39,24 @@ MODELS: dict[str, tuple[str, list[dict[str, np.ndarray]]]] = {
         }""",
         calls([1, 2, 7], [0, 1, 2, 9]),
     ),
+    "values that change places in a loop that keeps sizes which another one found": (
+        """g (float[n, 4] x, int64 t) => (float[a, 4] x1, float[b, 4] y1, float[d, 4] z1) {
+           y = Loop(t, c, x) <body = b (int64 i, bool ci, float[p, 4] v) => (bool co, float[pp, 4] vn) {
+              co = Identity(ci)
+              w = Concat<axis = 0>(v, x)
+              vn = Neg(w)
+           }>
+           z = Tanh(y)
+           x1, y1, z1 = Loop(t, c, y, y, z) <body = b (int64 i, bool ci, float[p, 4] u, float[q, 4] v, float[r, 4] w)
+              => (bool co, float[pp, 4] un, float[qq, 4] vn, float[rr, 4] wn) {
+              co = Identity(ci)
+              un = Identity(w)
+              vn = Identity(u)
+              wn = Identity(v)
+           }>
+        }""",
+        calls([0, 1, 3], [0, 1, 2, 4]),
+    ),
     "values that take each other's place, and views of them": (
         """g (float[n, 4] x, int64 t) => (float[a, 4] x1, float[b, 4] y1, float[d] v1, float[e, 4] u1, float[f, 2] w1) {
            flat = Constant<value = int64[1] {-1}>()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,35 +85,39 @@ def bind_loop(
     """A Loop of the graph. `body(calls, i, carried)` gives (next condition or None, next carried, scanned).
 
     Carried values must keep their dtypes and ranks: UnsupportedError otherwise. Where a size changes, or may, it is a dim of each
-    iteration, and another one after the loop; UnsupportedError instead, when it must keep sizes. Returns the last carried values, then the
-    scanned ones.
+    iteration, and another one after the loop; UnsupportedError instead, when it must keep sizes. What is scanned is stacked; where only
+    the run tells how many iterations there are, by growing. Returns the last carried values, then the scanned ones.
     """
     sizes, start_mark = _CarriedSizes(c, [v.type for v in init]), c.graph.mark()
+    stacks: list[TensorType] = []  # of what is scanned: carried, where the number of iterations is not known
     while True:
         graph = c.graph.nested(path)
         index = ModelValue(TensorType((), i64), graph.builder.param("i", TensorType((), i64), c.span))
         graph.iteration = index
         params = [ModelValue(type_, graph.builder.param(f"carried{k}", type_, c.span)) for k, type_ in enumerate(sizes.types)]
-        after, carried, scanned = body(c.within(graph), index, params)
+        after, carried, scanned = body(c.within(graph), index, params[: len(init)])
         _require_ranks(init, carried)
+        if stacks:
+            carried, scanned = [*carried, *map(partial(_grown, c.within(graph)), params[len(init) :], scanned)], []
         if sizes.hold([v.type for v in carried], graph.facts):
-            break
-        if keeps_sizes:
+            own = dims_bound_in(graph.builder) | sizes.changing
+            for value in scanned:
+                if any(node in own for node in walk(value.type)):
+                    raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration", code="TC1018")
+            if not scanned or (trip_count is not None and after is None):
+                break
+            stacks = [v.type for v in scanned]
+            sizes.grow(stacks)
+        elif keeps_sizes and not stacks:
             raise UnsupportedError("a loop changes the sizes of what it carries", code="TC1018")
         c.graph.roll_back(start_mark)
+    init = [*init, *(c.call("full", shape=(0, *item.shape), value=0, dtype=item.dtype) for item in stacks)]
     if trip_count is None and after is None:
         if condition is None:
             raise NodeError("the loop never ends: it has no bound, and its condition is always true")
         trip_count, condition = iterations(c, const(1 << 62), condition), None
-    own = dims_bound_in(graph.builder) | sizes.changing
-    for value in scanned:
-        if any(node in own for node in walk(value.type)):
-            raise UnsupportedError("a loop stacks results whose size depends on the data of each iteration", code="TC1018")
-    if scanned:
-        if trip_count is None or after is not None:
-            raise UnsupportedError("a loop that stacks results needs a known number of iterations", code="TC1018")
-        if condition is not None:
-            trip_count, condition = iterations(c, trip_count, condition), None
+    if scanned and condition is not None:
+        trip_count, condition = iterations(c, trip_count, condition), None  # type: ignore[arg-type]
     true = constant_value(np.array(True))
     results = [graph.atom(true if after is None else after)]
     results += [with_type(graph, new, sizes.next_type(old, new.type)) for old, new in zip(sizes.types, carried, strict=True)]
@@ -123,6 +128,10 @@ def bind_loop(
     start = c.graph.atom(true if condition is None else condition)
     operation = Loop(trip_count, start, tuple(c.graph.atom(v) for v in init), function, span=c.span)
     return list(c.graph.bind(operation, types, [c.label] * len(types), c.span))
+
+
+def _grown(c: Calls, stack: ModelValue, item: ModelValue) -> ModelValue:
+    return c.call("concat", stack, c.call("unsqueeze", item, axes=(0,)), axis=0)
 
 
 def _require_ranks(init: Sequence[ModelValue], carried: Sequence[ModelValue]) -> None:
@@ -140,6 +149,12 @@ class _CarriedSizes:
         self.c = c
         self.types = list(types)
         self.changing: set[Var] = set()
+
+    def grow(self, items: Sequence[TensorType]) -> None:
+        """Carry stacks of such items too, all of one length."""
+        length = fresh_size(self.c)
+        self.changing.add(length)
+        self.types += [TensorType((length, *item.shape), item.dtype) for item in items]
 
     def hold(self, following: Sequence[TensorType], facts: Facts) -> bool:
         """Whether an iteration that begins with `types` ends with types that these allow; where it does not, they change."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import LimitError, NodeError, ShapeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.control_flow import Body, as_scalar, bind_loop, flip, kept_ranks
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op, onnx_op_before
 from tc.frontend.onnx.size_elements import make_elements
@@ -19,7 +19,6 @@ from tc.ir.expr import Const, Expr, as_expr, const, equal, maximum
 
 _UNROLL_LIMIT = 256
 _UNROLL_CHANGING = 16  # iterations that change sizes: each has kernels of its own
-_MAX_COUNTED_DEEP = 5  # each is imported three times, and so is what it holds
 _NO_LIMIT = 1 << 31
 
 
@@ -72,23 +71,11 @@ def _trip_count(n: NodeContext) -> Expr | None:
 def _import_loop(
     n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, keeps_sizes: bool = False
 ) -> list[AnyValue]:
-    """As a Loop of the graph. One that stacks and stops by a condition is run twice, first to count."""
+    """As a Loop of the graph."""
     condition = None if condition is None else as_scalar(n, condition)
     carried = _carried_forms(n)
     init = carried.tensors(n, n.inputs[2:])
-    stacks = len(n.attr("body").output) - 1 - len(n.inputs[2:]) > 0
-    mark = n.graph.mark()
-    try:
-        whole = _onnx_body(n, carried, stop=True)
-        return carried.values(bind_loop(n, trip_count, condition, init, whole, f"{n.place_here}/body", keeps_sizes))
-    except UnsupportedError:
-        if not stacks:
-            raise
-    n.graph.roll_back(mark)
-    if n.graph.depth > _MAX_COUNTED_DEEP:
-        message = f"loops that stack results and stop by a condition are nested more than {_MAX_COUNTED_DEEP} deep"
-        raise LimitError(message, code="TC1061")
-    return carried.values(_count_then_stack(n, trip_count, condition, init, carried, keeps_sizes))
+    return carried.values(bind_loop(n, trip_count, condition, init, _onnx_body(n, carried), f"{n.place_here}/body", keeps_sizes))
 
 
 def _carried_forms(n: NodeContext) -> StoredForms:
@@ -104,8 +91,8 @@ def _carried_forms(n: NodeContext) -> StoredForms:
     return StoredForms([None if isinstance(value, ModelValue) else form_of([value]) for value in values])
 
 
-def _onnx_body(n: NodeContext, values: StoredForms, *, stop: bool) -> Body:
-    """The body of an ONNX Loop; without `stop` its condition is known to hold."""
+def _onnx_body(n: NodeContext, values: StoredForms) -> Body:
+    """The body of an ONNX Loop."""
     body, count = n.attr("body"), len(n.inputs) - 2
 
     def run(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
@@ -114,32 +101,13 @@ def _onnx_body(n: NodeContext, values: StoredForms, *, stop: bool) -> Body:
         goes_on = only_tensor(first)
         after: ModelValue | None = goes_on
         known = c.graph.array(goes_on)
-        if not stop or (known is not None and known.reshape(-1)[0]):
+        if known is not None and known.reshape(-1)[0]:
             after = None
         elif goes_on.rank:
             after = c.call("reshape", goes_on, shape=())
         return after, values.tensors(c, results[:count]), list(map(only_tensor, results[count:]))
 
     return run
-
-
-def _count_then_stack(
-    n: NodeContext,
-    trip_count: Expr | None,
-    condition: ModelValue | None,
-    init: list[ModelValue],
-    values: StoredForms,
-    keeps_sizes: bool,
-) -> list[ModelValue]:
-    inner = _onnx_body(n, values, stop=True)
-
-    def count(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
-        after, following, _ = inner(c, i, carried[1:])
-        return after, [c.call("add", carried[0], c.const(1, i64)), *following], []
-
-    counted = bind_loop(n, trip_count, condition, [n.const(0, i64), *init], count, f"{n.place_here}/body", keeps_sizes)
-    iterations = n.graph.dims(counted[0], f"{n.label}.iterations", n.span)[0]
-    return bind_loop(n, iterations, None, init, _onnx_body(n, values, stop=False), f"{n.place_here}/body")
 
 
 def _unroll(n: NodeContext, trip_count: int) -> NodeResult:

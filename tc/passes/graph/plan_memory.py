@@ -36,6 +36,7 @@ from tc.ir.plan import (
     Slot,
     SlotPlace,
     StoreIndex,
+    allocated_blocks,
 )
 from tc.ir.types import TensorType
 from tc.ops.registry import Requirement, get_op
@@ -69,6 +70,7 @@ def plan_memory(module: IRModule, requirements: Iterable[Requirement] = (), is_f
     planner.take_over()
     arena_bytes = assign_offsets(planner.regions(), Facts.of(func.facts))
     steps = planner.emit(func)
+    allocated_blocks(steps)
     facts = tuple(fact for fact in func.facts if fact.var in planner.bound_dims)
     names = _output_names(func)
     outputs = tuple(TensorVar(name, result.type, span=func.span) for name, result in zip(names, func.results, strict=True))
@@ -593,6 +595,7 @@ class _Planner:
             if any(here.storage is other.storage for j, other in enumerate(places) if j != k):
                 holder = self._holders.setdefault((source, k), TensorVar("held", source.type))
                 held = self._define(holder)
+                before.extend(self._allocations([holder]))
                 before.extend(self._copy(source, holder, held))
                 after.extend(self._copy(holder, targets[k], place))
             else:
