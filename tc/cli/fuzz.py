@@ -25,12 +25,16 @@ examples:
   tc fuzz --budget 10m --folder failing    as many as ten minutes allow; failing models to a folder
   tc fuzz --mode indices                   operators that index, with indices out of range
   tc fuzz --mode networks                  layers of common widths: float, quantized, in f32, bf16, f16 and mixed in turns
+  tc fuzz --mode programs                  nested loops, branches and sequences over rows whose number changes
   tc fuzz --mode files --budget 10m        damaged and hostile files for all that reads files; kept where they reach new lines
   tc fuzz --target opencl                  on another target that runs here
 exit code 3 when a result is wrong, a process died, tc refused what both others run, or a file ends in anything but a numbered error
 """
 FILES = "files"
-MODE_HELP = "indices: more operators that index; networks: layers of common widths, in low precision too; files: files that lie"
+MODE_HELP = (
+    "indices: more operators that index; networks: layers of common widths, in low precision too; programs: nested loops and branches; "
+    "files: files that lie"
+)
 _BUDGET = re.compile(r"(\d+)([smh]?)")
 
 

@@ -330,7 +330,7 @@ def _bounds(
     uncertain = {name: errors.get(name, 0.0) for name in feeds if errors.get(name, 0.0)}
     if any(isinstance(v, list) for v in (*feeds.values(), *outputs)):
         worst = max(uncertain.values(), default=0.0)
-        return [worst] * len(outputs)
+        return [worst + _own_of_items(node, feeds, outputs)] * len(outputs)
     if not uncertain and not any(is_float(v) for v in (*feeds.values(), *outputs)):
         return [0.0] * len(outputs)
     if not uncertain and not any(is_float(v) for v in outputs) and node.op_type not in ROUNDED:
@@ -446,6 +446,16 @@ def _own(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: li
         scales = [s + (min(widest, 100.0) if node.op_type != "Div" else 0.0) for s in scales]
         count *= 64 if node.op_type in CONTROL | {"LSTM", "GRU", "RNN", "Attention", "DFT", "STFT"} else 2
     return [eps * count * s if is_float(o) else 0.0 for o, s in zip(outputs, scales)]
+
+
+def _own_of_items(node: onnx.NodeProto, feeds: Feeds, outputs: list[Value]) -> float:
+    """Roundings inside a body that takes or gives sequences; what else there is for these moves them."""
+    if node.op_type not in CONTROL or _is_exact(node):
+        return 0.0
+    values = [item for v in (*feeds.values(), *outputs) for item in (v if isinstance(v, list) else [v]) if is_float(item)]
+    terms = max((v.size for v in values), default=1)
+    count = 64 * (4 + np.log2(1 + terms) + np.sqrt(terms) / 4)
+    return max((epsilon(v.dtype) * count * min(_largest(v), 100.0) for v in values), default=0.0)
 
 
 def _largest(value: Value) -> float:

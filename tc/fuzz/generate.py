@@ -15,13 +15,27 @@ import onnx
 from onnx import helper
 
 from tc.fuzz.builder import ALL, BF16, BOOL, F16, F32, F64, I32, I64, Builder, Held, Input, Rejected, Style
-from tc.fuzz.operators import control, domains, elementwise, indexing, layers, network, quantize, reduce, shape, window
+from tc.fuzz.operators import (
+    control,
+    domains,
+    elementwise,
+    indexing,
+    layers,
+    network,
+    programs,
+    quantize,
+    reduce,
+    shape,
+    window,
+)
 from tc.fuzz.operators.row import Row
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = 26  # the newest that ONNX Runtime knows; with both oracles not asked for, newer ones are drawn too
 NETWORKS = "networks"
-MODES = ("general", "indices", NETWORKS)
+PROGRAMS = "programs"
+MODES = ("general", "indices", NETWORKS, PROGRAMS)
+TABLES = {NETWORKS: layers.ROWS, PROGRAMS: programs.PROGRAM_ROWS}
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,8 @@ def draw_style(rng: np.random.Generator, mode: str = "general") -> Style:
     """What the next model is like."""
     if mode == NETWORKS:
         return draw_network_style(rng)
+    if mode == PROGRAMS:
+        return draw_program_style(rng)
     dtypes = (
         (F32, I64, BOOL, I32) if rng.random() < 0.5 else (F32, F16, F64, I64, I32, BOOL) if rng.random() < 0.4 else ALL
     )
@@ -76,6 +92,19 @@ def draw_network_style(rng: np.random.Generator) -> Style:
         both=False,  # the reference evaluator knows quantized values since opset 19 only
         symbols=3,
         most_elements=120_000,
+    )
+
+
+def draw_program_style(rng: np.random.Generator) -> Style:
+    """A few steps over rows, most of them loops; inputs of any number of rows, counts of iterations that only the run tells."""
+    return Style(
+        opset=int(rng.integers(16, 19)),  # what loops and sequences are in both oracles
+        nodes=int(rng.integers(1, 5)),
+        p_symbolic=float(rng.choice([0.0, 1.0, 1.0])),
+        p_runtime=float(rng.choice([0.0, 0.5, 1.0])),
+        dtypes=(F32,),
+        both=False,
+        symbols=3,
     )
 
 
@@ -132,13 +161,14 @@ INDEXING = frozenset(
 
 
 def generate(seed: int, mode: str = "general") -> Case:
-    """The model of this seed. `mode` "indices": operators that index, their indices inputs that may be spoilt; "networks": layers."""
+    """The model of this seed. `mode` "indices": operators that index, their indices inputs that may be spoilt; "networks": layers;
+    "programs": loops and branches over rows."""
     for attempt in range(50):
         rng = np.random.default_rng((seed, attempt, MODES.index(mode)))
         style = draw_style(rng, mode)
         b = Builder(rng, style)
         try:
-            grow(b, style.nodes, layers.ROWS if mode == NETWORKS else ROWS)
+            grow(b, style.nodes, TABLES.get(mode, ROWS))
             case = finish(b, seed)
         except Rejected:
             continue

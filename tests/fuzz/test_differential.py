@@ -228,6 +228,15 @@ def test_random_networks_agree_with_the_oracles_in_every_precision(count: int, t
     assert {settings.of(seed).precision for seed in range(count)} == {"f32", "bf16", "f16", "mixed:0.05"}
 
 
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.slow)])
+def test_random_loops_agree_with_the_oracles(count: int, tmp_path: Path) -> None:
+    summary = run_campaign(range(count), Settings("programs", processes=2), tmp_path)
+
+    assert {f.seed: f.judged.verdict.text for f in summary.failures} == {}
+    assert summary.kinds["ok"] >= 3 * count // 4
+    assert summary.operators["Loop"] >= count // 2
+
+
 @pytest.mark.parametrize("first, last", [(50, 60), pytest.param(60, 260, marks=pytest.mark.slow)])
 def test_no_rule_gives_up_a_kernel_of_a_random_network_halfway(first: int, last: int) -> None:
     for seed in range(first, last):
