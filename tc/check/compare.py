@@ -21,11 +21,11 @@ import numpy as np
 from tc.codegen.device import Device
 from tc.errors import InputError, UnsupportedError, VerifyError
 from tc.frontend.signature import require_numbers
-from tc.interp.graph import Observation, run_function
+from tc.interp.graph import Observation, Value, run_function
 from tc.ir.arith import evaluate
 from tc.ir.dtype import FLOAT8, DType, from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Var
-from tc.ir.graph import CallFunction, Function, GlobalRef, TensorVar, tir_calls
+from tc.ir.graph import CallFunction, Function, GlobalRef, TensorConst, TensorVar, tir_calls
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -85,7 +85,8 @@ def verify_kernels(
         compared.add(call.callee)
         kernel = kernels[call.callee]
         dims = [int(evaluate(dim, seen.dims)) for dim in call.dims]
-        operands = [np.asarray(value) for value in seen.operands[-len(call.args) :]] if call.args else []
+        operands = [np.asarray(value) for value in _given(seen)]
+        operands += [literal.value for literal in call.args[len(operands) :] if isinstance(literal, TensorConst)]  # of `share_kernels`
         found = run_kernel(kernel, operands, dims, threads)
         problems = [_problem(kernel, k, np.asarray(expected), found[k]) for k, expected in enumerate(seen.results)]
         if any(problems):
@@ -111,6 +112,12 @@ def verify_kernels(
     return len(compared)
 
 
+def _given(seen: Observation) -> tuple[Value, ...]:
+    """What the call of a primitive function is given, without the function."""
+    assert isinstance(seen.binding.value, CallFunction)
+    return seen.operands[1:]
+
+
 def _uncertainty(graph: IRModule, seen: Observation) -> list[float]:
     """How far each result of a primitive function moves when operands and values in between are off by `_ROUNDING` of their size.
 
@@ -128,7 +135,7 @@ def _uncertainty(graph: IRModule, seen: Observation) -> list[float]:
 
     moved = [0.0] * len(seen.results)
     for _ in range(_TRIES):
-        operands = [rounded(value) for value in seen.operands[-len(call.args) :]] if call.args else []
+        operands = [rounded(value) for value in _given(seen)]
         others = run_function(graph, call.callee.name, operands, dims=seen.dims, change=rounded)
         for k, (one, other) in enumerate(zip(seen.results, others, strict=True)):
             if from_numpy(np.asarray(one).dtype).is_float:

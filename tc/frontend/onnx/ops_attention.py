@@ -17,7 +17,7 @@ from tc.frontend.onnx.quantized import dequantized, integer_product, with_term
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove
 from tc.ir.dtype import DType, bool_, i32
-from tc.ir.expr import Const, Expr, const, equal
+from tc.ir.expr import Const, Expr, as_expr, const, equal
 from tc.ops.common import require_equal
 
 _DOMAIN = "com.microsoft"
@@ -50,7 +50,7 @@ def _self_attention(
     sizes = sizes or [int(total.value) // 3] * 3
     if len(sizes) != 3 or sum(sizes) != int(total.value) or any(size % heads for size in sizes) or sizes[0] != sizes[1]:
         raise NodeError(f"{n.op_type}: {heads} heads of {made.type}, of which queries, keys and values are {sizes}")
-    q, k, v = (_in_heads(n, part, heads) for part in _split(n, made, 2, sizes))
+    q, k, v = (in_heads(n, part, heads) for part in _split(n, made, 2, sizes))
     if past is not None:
         if past.rank != 5 or sizes[2] != sizes[1]:
             raise NodeError(f"{n.op_type}: a past {past.type}, which must be [2, b, heads, places, {sizes[1] // heads}]")
@@ -76,7 +76,7 @@ def import_multi_head_attention(n: NodeContext) -> NodeResult:
         n.graph.state(lambda: require_equal(terms.shape[0], ends[-1], "MultiHeadAttention: the bias' size"), n.span)
         pairs = zip(apart, ends, strict=False)
         apart = [n.call("add", x, n.call("slice", terms, starts=(at,), sizes=x.shape[2:], steps=(1,))) for x, at in pairs]
-    q, k, v = (_in_heads(n, each, heads) for each in apart)
+    q, k, v = (in_heads(n, each, heads) for each in apart)
     k_past, v_past = n.optional(6), n.optional(7)
     if k_past is not None and v_past is not None:
         k, v = n.call("concat", k_past, k, axis=2), n.call("concat", v_past, v, axis=2)
@@ -109,11 +109,12 @@ def _without_axis(n: NodeContext, x: ModelValue, axis: int) -> ModelValue:
     return n.call("squeeze", x, axes=(axis,))
 
 
-def _in_heads(n: NodeContext, x: ModelValue, heads: int) -> ModelValue:
+def in_heads(n: NodeContext, x: ModelValue, heads: Expr | int) -> ModelValue:
     """[b, s, heads * w] as [b, heads, s, w]."""
     if x.rank == 4:
         return x
-    if x.rank != 3 or not heads:
+    heads = as_expr(heads)
+    if x.rank != 3 or prove(equal(heads, 0), n.facts) is True:
         raise NodeError(f"{n.op_type}: {heads} heads of {x.type}")
     n.graph.state(lambda: require_divides(heads, x.shape[2], f"{n.op_type}: the last dim of {x.type}"), n.span)
     apart = n.call("reshape", x, shape=(*x.shape[:2], heads, x.shape[2] // heads))

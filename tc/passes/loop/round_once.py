@@ -22,14 +22,16 @@ def round_once(func: PrimFunc) -> PrimFunc:
 
         y[i] = x[i] * c[i] + d[i]      =>      y[i] = cast(cast(x[i], f32) * cast(c[i], f32) + cast(d[i], f32), f16)
 
-    A `cast` that rounds an f32 stays: whoever wrote it wants it; a `narrow` goes. Sums and extremes, which read what they store, stay,
-    and all where numerics are strict.
+    A `cast` that rounds an f32 stays: whoever wrote it wants it; a `narrow` goes. Sums and extremes in halves, which read what they store,
+    stay, and all where numerics are strict. Sums in f32 do not: a mean is of the numbers that it is subtracted from.
     """
     if annotation(func, "numerics") == "strict" or not any(buffer.dtype in _HALVES for buffer in buffers_read(func.body)):
         return func
 
     def rewrite(node: Node) -> Node | None:
-        if not isinstance(node, Store) or any(isinstance(load, Load) and load.buffer is node.buffer for load in walk(node.value)):
+        if not isinstance(node, Store):
+            return None
+        if node.buffer.dtype in _HALVES and any(isinstance(load, Load) and load.buffer is node.buffer for load in walk(node.value)):
             return None
         value = _widened(node.value)
         return None if value is node.value else replace(node, value=value)

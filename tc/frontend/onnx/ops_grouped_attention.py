@@ -1,0 +1,248 @@
+"""What language models are written with in the domain "com.microsoft": rotary embeddings, and attention of heads that share keys, with a
+cache of keys and values.
+
+Source: the contrib operators page of onnxruntime's documentation, and, for what it leaves open, what onnxruntime's CPU kernels give.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tc.errors import NodeError, UnsupportedError
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.operand_sizes import require_divides
+from tc.frontend.onnx.ops_attention import in_heads
+from tc.frontend.onnx.quantized import with_term
+from tc.frontend.onnx.size_elements import make_elements
+from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.ir.arith import prove, simplify
+from tc.ir.dtype import bool_, i64
+from tc.ir.expr import Expr, Select, const, equal, maximum
+from tc.ops.common import require_equal
+
+_DOMAIN = "com.microsoft"
+
+
+@onnx_op("RotaryEmbedding", domain=_DOMAIN)
+def import_rotary_embedding(n: NodeContext) -> NodeResult:
+    """Of x [b, s, heads * w] or [b, heads, s, w]; the places are given for each of [b, s], or as [1], the first one's."""
+    x, places, cos, sin = (n.value(k) for k in range(4))
+    if n.attr("is_packed_batching", 0):
+        raise UnsupportedError("RotaryEmbedding of batches that are packed", code="TC1013")
+    apart = x
+    if x.rank == 3:
+        rotated, heads = n.attr("rotary_embedding_dim", 0), n.attr("num_heads", 0)
+        if rotated and not heads:
+            raise NodeError("RotaryEmbedding of a part of each head needs num_heads")
+        apart = in_heads(n, x, heads or x.shape[2] // (cos.shape[1] * 2))
+    if apart.rank != 4:
+        raise NodeError(f"RotaryEmbedding of {x.type}, which must be of rank 3 or 4")
+    if places.rank == 1:
+        first = n.call("reshape", places, shape=(1, 1))
+        places = n.call("add", first, n.call("cast", n.call("range", size=apart.shape[2]), dtype=places.dtype))
+    found = _rotated(n, apart, places, cos, sin, interleaved=bool(n.attr("interleaved", 0)))
+    return found if x.rank == 4 else _in_rows(n, found)
+
+
+@onnx_op("GroupQueryAttention", domain=_DOMAIN)
+def import_group_query_attention(n: NodeContext) -> NodeResult:
+    """Queries [b, s, heads * w], keys and values [b, s, kv heads * w], or all side by side in the first operand; the cache of keys and
+    values [b, kv heads, places, w]; how many places each sentence has in all, less one [b], and the most that any has.
+
+    What is new in a sentence goes behind what its cache holds: at 0 where all places are new. A place sees those before it and itself, of
+    these the last `local_window_size`.
+    """
+    heads, kv_heads = n.attr("num_heads", 0), n.attr("kv_num_heads", 0)
+    if not heads or not kv_heads or heads % kv_heads:
+        raise NodeError(f"GroupQueryAttention: {heads} heads, {kv_heads} of keys and values")
+    if n.attr("qk_output", 0) or n.has_output(3) or any(n.optional(k) is not None for k in range(12, len(n.inputs))):
+        raise UnsupportedError("GroupQueryAttention that returns scores, or with a cache of integers", code="TC1013")
+    q, k, v = _heads_of(n, heads, kv_heads)
+    batch, _, length, width = q.shape
+    if n.optional(5) is None or n.optional(6) is None:
+        raise NodeError("GroupQueryAttention needs the number of places of each sentence, and the most of them")
+    totals = n.call("cast", n.call("reshape", n.value(5), shape=(batch,)), dtype=i64)
+    most = n.graph.dims(n.call("reshape", n.value(6), shape=(1,)), f"{n.label}.total_sequence_length", n.span)[0]
+    is_first = _flag(n, equal(most, length))
+    held = n.call("sub", totals, _number(n, length - 1))
+    held = n.call("where", is_first, n.const(0, i64), held)  # places of the cache that a sentence has
+    k_past, v_past = n.optional(3), n.optional(4)
+    places: Expr = most if k_past is None else simplify(maximum(most, k_past.shape[2]), n.facts)
+    if n.attr("do_rotary", 0):
+        q, k = _placed(n, q, k, totals, held)
+    held = n.call("check_range", held, limit=places - length + 1, what="number of places of the cache")
+    k, v = (_written(n, past, new, held, places) for past, new in ((k_past, k), (v_past, v)))
+    scores = n.call("matmul", q, n.call("transpose", _repeated(n, k, heads // kv_heads), perm=(0, 1, 3, 2)))
+    scores = n.call("mul", scores, n.const(n.attr("scale", 0.0) or float(_fixed(width)) ** -0.5, q.dtype))
+    softcap = n.attr("softcap", 0.0)
+    if softcap:
+        cap = n.const(softcap, q.dtype)
+        scores = n.call("mul", n.call("tanh", n.call("div", scores, cap)), cap)
+    scores = with_term(n, scores, _bias(n, places))
+    lowest = n.const(np.finfo(q.dtype.numpy).min if q.dtype.name != "bf16" else -3e38, q.dtype)
+    scores = n.call("where", _is_seen(n, held, length, places), scores, lowest)
+    made = n.call("matmul", _weights(n, scores, heads), _repeated(n, v, heads // kv_heads))
+    return [_in_rows(n, made), k, v]
+
+
+# -- heads
+
+
+def _in_rows(n: NodeContext, x: ModelValue) -> ModelValue:
+    """[b, heads, s, w] as [b, s, heads * w]."""
+    batch, heads, length, width = x.shape
+    return n.call("reshape", n.call("transpose", x, perm=(0, 2, 1, 3)), shape=(batch, length, heads * width))
+
+
+def _heads_of(n: NodeContext, heads: int, kv_heads: int) -> list[ModelValue]:
+    """Queries, keys and values in heads."""
+    first, k, v = n.value(0), n.optional(1), n.optional(2)
+    if first.rank != 3 or (k is None) != (v is None):
+        raise NodeError(f"GroupQueryAttention of {first.type}, with keys or values alone")
+    if k is None or v is None:
+        total = heads + 2 * kv_heads
+        width = _fixed(first.shape[2]) // total
+        parts = [part * width for part in (heads, kv_heads, kv_heads)]
+        if sum(parts) != _fixed(first.shape[2]):
+            raise NodeError(f"GroupQueryAttention: {total} heads of queries, keys and values in {first.type}")
+        made = n.graph.call("split", first, span=n.span, names=[n.label] * 3, axis=2, sizes=tuple(parts))
+        return [in_heads(n, part, count) for part, count in zip(made, (heads, kv_heads, kv_heads), strict=True)]
+    n.graph.state(lambda: require_divides(const(heads), first.shape[2], f"{n.op_type}: the last dim of {first.type}"), n.span)
+    width = _fixed(first.shape[2]) // heads
+    for new in (k, v):
+        text = f"{n.op_type}: the last dim of {new.type}, of {kv_heads} heads"
+        n.graph.state(lambda new=new, text=text: require_equal(new.shape[2], const(kv_heads * width), text), n.span)  # type: ignore[misc]
+    return [in_heads(n, x, count) for x, count in ((first, heads), (k, kv_heads), (v, kv_heads))]
+
+
+def _fixed(dim: Expr) -> int:
+    value = simplify(dim)
+    if not hasattr(value, "value"):
+        raise UnsupportedError(f"GroupQueryAttention of heads of {dim} elements", code="TC1015")
+    return int(value.value)
+
+
+def _repeated(n: NodeContext, x: ModelValue, times: int) -> ModelValue:
+    """Each head of keys or values for the heads of queries that share it."""
+    if times == 1:
+        return x
+    batch, heads, places, width = x.shape
+    apart = n.call("reshape", x, shape=(batch, heads, 1, places, width))
+    wide = n.call("expand", apart, shape=(batch, heads, times, places, width))
+    return n.call("reshape", wide, shape=(batch, heads * times, places, width))
+
+
+# -- places
+
+
+def _number(n: NodeContext, size: Expr) -> ModelValue:
+    return elements_value(make_elements([size], ()), i64)
+
+
+def _flag(n: NodeContext, condition: Expr) -> ModelValue:
+    return n.call("cast", _number(n, Select(condition, const(1), const(0))), dtype=bool_)
+
+
+def _placed(n: NodeContext, q: ModelValue, k: ModelValue, totals: ModelValue, held: ModelValue) -> tuple[ModelValue, ModelValue]:
+    """Queries and keys, rotated for their places: those given, or those behind what the cache holds."""
+    cos, sin, given = n.value(7), n.value(8), n.optional(9)
+    batch, _, length, _ = q.shape
+    if given is not None:
+        places = n.call("reshape", given, shape=(batch, length))
+    else:
+        after = n.call("add", n.call("reshape", held, shape=(batch, 1)), n.call("range", size=length))
+        is_there = n.call("less", after, n.call("add", n.call("reshape", totals, shape=(batch, 1)), n.const(1, i64)))
+        places = n.call("where", is_there, after, n.const(1 if prove(cos.shape[0] >= 2, n.facts) else 0, i64))  # of no token
+    interleaved = bool(n.attr("rotary_interleaved", 0))
+    return tuple(_rotated(n, x, places, cos, sin, interleaved=interleaved) for x in (q, k))  # type: ignore[return-value]
+
+
+def _rotated(n: NodeContext, x: ModelValue, places: ModelValue, cos: ModelValue, sin: ModelValue, *, interleaved: bool) -> ModelValue:
+    """x [b, heads, s, w] by the angles of `places` [b, s]: pairs are halves of the first 2 * r elements, or neighbours."""
+    half = _fixed(cos.shape[1])
+    text = f"{n.op_type}: the caches of cosines and sines"
+    n.graph.state(lambda: require_equal(sin.shape[1], cos.shape[1], text), n.span)
+    batch, heads, length, width = x.shape
+    c, s = (_of_places(n, table, places, x) for table in (cos, sin))
+    rest = None
+    if prove(equal(width, 2 * half), n.facts) is not True:
+        rest = _cut(n, x, const(2 * half), width - 2 * half)
+        x = _cut(n, x, const(0), const(2 * half))
+    if interleaved:
+        pairs = n.call("reshape", x, shape=(batch, heads, length, half, 2))
+        a, b = (n.call("squeeze", _cut(n, pairs, const(at), const(1)), axes=(4,)) for at in (0, 1))
+    else:
+        a, b = _cut(n, x, const(0), const(half)), _cut(n, x, const(half), const(half))
+    turned = [
+        n.call("sub", n.call("mul", c, a), n.call("mul", s, b)),
+        n.call("add", n.call("mul", s, a), n.call("mul", c, b)),
+    ]
+    if interleaved:
+        columns = [n.call("unsqueeze", part, axes=(4,)) for part in turned]
+        turned = [n.call("reshape", n.call("concat", *columns, axis=4), shape=(batch, heads, length, 2 * half))]
+    parts = turned if rest is None else [*turned, rest]
+    return parts[0] if len(parts) == 1 else n.call("concat", *parts, axis=3)
+
+
+def _of_places(n: NodeContext, table: ModelValue, places: ModelValue, x: ModelValue) -> ModelValue:
+    """The rows of a cache, as [b or 1, 1, s, r]."""
+    rows = n.call("gather", table, places, axis=0)
+    rows = n.call("reshape", rows, shape=(rows.shape[0], 1, *rows.shape[1:]))
+    return rows if rows.dtype is x.dtype else n.call("cast", rows, dtype=x.dtype)
+
+
+def _cut(n: NodeContext, x: ModelValue, start: Expr, size: Expr) -> ModelValue:
+    """A part of the last axis."""
+    starts = (*(const(0),) * (x.rank - 1), start)
+    return n.call("slice", x, starts=starts, sizes=(*x.shape[:-1], size), steps=(1,) * x.rank)
+
+
+# -- the cache and what is seen of it
+
+
+def _written(n: NodeContext, past: ModelValue | None, new: ModelValue, held: ModelValue, places: Expr) -> ModelValue:
+    """The cache of `places`, with what is new behind what a sentence has held."""
+    batch, heads, length, width = new.shape
+    if past is None:
+        if prove(equal(places, length), n.facts) is True:
+            return new
+        past = n.call("full", shape=(batch, heads, places, width), value=0, dtype=new.dtype)
+    elif prove(equal(past.shape[2], places), n.facts) is not True:
+        past = n.call("pad", past, None, pads=(0, 0, 0, 0, const(0), const(0), places - past.shape[2], const(0)))
+    return n.call("write_along", past, new, held, axis=2, circular=False)
+
+
+def _is_seen(n: NodeContext, held: ModelValue, length: Expr, places: Expr) -> ModelValue:
+    """[b, 1, s, t]: whether a place that asks sees another one."""
+    batch = held.shape[0]
+    row = n.call("reshape", n.call("range", size=length), shape=(length, 1))
+    asking = n.call("add", n.call("reshape", held, shape=(batch, 1, 1, 1)), row)
+    asked = n.call("range", size=places)
+    seen = n.call("logical_not", n.call("less", asking, asked))
+    window = n.attr("local_window_size", -1)
+    if window <= 0:
+        return seen
+    return n.call("logical_and", seen, n.call("less", n.call("sub", asking, n.const(window, i64)), asked))
+
+
+def _bias(n: NodeContext, places: Expr) -> ModelValue | None:
+    """What is added to the scores: nothing where the cache has more places than it has columns."""
+    bias = n.optional(10)
+    if bias is None or prove(equal(bias.shape[3], places), n.facts) is True:
+        return bias
+    ends = (const(0), const(0), const(0), places - bias.shape[3])
+    return n.call("pad", bias, None, pads=(0, 0, 0, 0, *ends))
+
+
+def _weights(n: NodeContext, scores: ModelValue, heads: int) -> ModelValue:
+    """The softmax of scores, beside a score of each head's that nothing is taken from, where there is one."""
+    sink = n.optional(11)
+    if sink is None and not n.attr("smooth_softmax", 0):
+        return n.call("softmax", scores, axis=-1)
+    batch, _, length, places = scores.shape
+    shape = (batch, heads, length, 1)
+    if sink is None:
+        column = n.call("full", shape=shape, value=0, dtype=scores.dtype)
+    else:
+        column = n.call("expand", n.call("reshape", sink, shape=(1, heads, 1, 1)), shape=shape)
+    return _cut(n, n.call("softmax", n.call("concat", scores, column, axis=3), axis=-1), const(0), places)
