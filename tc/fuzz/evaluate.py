@@ -450,7 +450,7 @@ def _own(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: li
 
 def _own_of_items(node: onnx.NodeProto, feeds: Feeds, outputs: list[Value]) -> float:
     """Roundings inside a body that takes or gives sequences; what else there is for these moves them."""
-    if node.op_type not in CONTROL or _is_exact(node):
+    if node.op_type not in CONTROL:
         return 0.0
     values = [item for v in (*feeds.values(), *outputs) for item in (v if isinstance(v, list) else [v]) if is_float(item)]
     terms = max((v.size for v in values), default=1)

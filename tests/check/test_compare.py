@@ -78,6 +78,17 @@ def test_what_counts_as_a_difference() -> None:
     assert difference(np.zeros(2000, np.int32), flipped * np.int32(2), i32, True) is not None
 
 
+def test_a_kernel_that_nodes_share_gets_what_they_differ_in() -> None:
+    # "numpy dtype object has no counterpart": the function was taken for the operand that the shared kernel has in addition.
+    nodes = [node("MatMul", "x w", "a"), node("LeakyRelu", "a", "b", alpha=0.3), node("MatMul", "b w", "c")]
+    nodes.append(node("LeakyRelu", "c", "d", alpha=-0.3))
+    w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+
+    module = tc.compile(make_model(nodes, {"x": (np.float32, ["n", 4])}, ["d"], {"w": w}), verify="always")
+
+    assert len(module.report().kernels) < len(nodes)
+
+
 def test_a_model_without_a_suitable_input_is_not_called_wrong() -> None:
     # "the conditions of main hold for none of the sizes tried"; the sizes are data, and random data are no sizes.
     model = make_model([node("AffineGrid", "t s", "y")], {"t": (np.float32, ["n", 2, 3]), "s": (np.int64, [4])}, ["y"], opset=20)

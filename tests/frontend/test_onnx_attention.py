@@ -145,6 +145,15 @@ HEADS: dict[str, Any] = {
     "with lengths": lambda o: (apart(o, "-", o.add(np.array([6, 2], I32))), "y", {}),
     "with a term": lambda o: (apart(o, "-", "-", o.floats(1, 4, 5, 6)), "y", {}),
     "keys in heads": lambda o: ([o.floats(2, 5, 16), o.floats(2, 4, 6, 4), o.floats(2, 4, 6, 4)], "y", {}),
+    "keys in heads, with a bias": lambda o: ([o.floats(2, 5, 16), o.floats(2, 4, 6, 4), o.floats(2, 4, 6, 4), o.floats(48)], "y", {}),
+    "more keys than queries, in order": lambda o: (apart(o), "y", {"unidirectional": 1}),
+    "fewer keys than queries, in order": lambda o: ([o.floats(2, 6, 16), *(o.floats(2, 4, 16) for _ in "kv")], "y", {"unidirectional": 1}),
+    "one query, in order": lambda o: ([o.floats(2, 1, 16), *(o.floats(2, 6, 16) for _ in "kv")], "y", {"unidirectional": 1}),
+    "with lengths and where sentences begin": lambda o: (
+        [o.floats(1, 5, 16), *(o.floats(1, 6, 16) for _ in "kv"), "-", o.add(np.array([4, 0, 5, 0, 4], I32))],
+        "y",
+        {},
+    ),
     "with a past": lambda o: (
         [*(o.floats(2, 5, 16) for _ in range(3)), "-", "-", "-", o.floats(2, 4, 3, 4), o.floats(2, 4, 3, 4)],
         "y k v",

@@ -101,6 +101,13 @@ def to_float(o: Operands) -> Made:
     return [o.numbers(2, 3, 5), o.numbers(5, 4, dtype=S8), o.scale(), o.scale(4), o.zero(), o.zero(4, dtype=S8), o.floats(4)], {}
 
 
+def to_float_of_each(o: Operands, columns: int) -> Made:
+    """A scale and a zero point for each column of each product of a batch."""
+    own = (2, 1, columns)
+    w = o.numbers(2, 5, columns, dtype=S8, literal=True)
+    return [o.numbers(2, 3, 5), w, o.scale(), o.scale(*own), o.zero(), o.zero(*own, dtype=S8)], {}
+
+
 def where(o: Operands) -> Made:
     condition = o.const(o.rng.integers(0, 2, (3, 4)).astype(bool))
     return [condition, *o.tensor(3, 4, fixed=True), *o.tensor(4, fixed=True), o.scale(fixed=True), o.zero(fixed=True)], {}
@@ -136,6 +143,7 @@ CASES: dict[str, tuple[str, Build]] = {
     "QLinearConv, of onnxruntime": (MS, lambda o: conv(o, False, pads=[1, 1, 1, 1])),
     "ConvInteger": ("", conv_integer),
     "MatMulInteger": ("", lambda o: ([o.numbers(3, 5), o.numbers(5, 4, dtype=S8), o.zero(), o.zero(4, dtype=S8)], {})),
+    "MatMulInteger of each": ("", lambda o: ([o.numbers(2, 3, 5), o.numbers(2, 5, 4, dtype=S8), o.zero(), o.zero(2, 1, 4, dtype=S8)], {})),
     "QLinearMatMul": ("", lambda o: ([*o.tensor(2, 3, 5), *o.tensor(2, 5, 4), o.scale(around=2.0), o.zero()], {})),
     "QLinearMatMul of columns": ("", columns),
     "DynamicQuantizeLinear": ("", lambda o: ([o.floats(3, 7, factor=5)], {})),
@@ -153,6 +161,8 @@ CASES: dict[str, tuple[str, Build]] = {
     "QGemm": (MS, qgemm),
     "QGemm to floats": (MS, qgemm_to_floats),
     "MatMulIntegerToFloat": (MS, to_float),
+    "MatMulIntegerToFloat of each": (MS, lambda o: to_float_of_each(o, 4)),
+    "MatMulIntegerToFloat of each column": (MS, lambda o: to_float_of_each(o, 1)),
     "DynamicQuantizeMatMul": (MS, dynamic_matmul),
     "QuantizeLinear": (MS, lambda o: ([o.floats(3, 4, factor=3), o.scale(), o.zero()], {})),
     "DequantizeLinear": (MS, lambda o: ([o.numbers(3, 4), o.scale(4), o.zero(4)], {"axis": 1})),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from onnx.parser import parse_model
 
+import tc
 from tc.ir.loop import PrimFunc
 from tc.ir.parser import parse_prim_func
 from tc.ir.structural import structural_equal
@@ -33,6 +36,26 @@ X, C = "cast(x[i], f32)", "cast(c[i], f32)"
 )
 def test_what_is_rounded_twice_or_more_is_rounded_once(value: str, result: str, expected: str) -> None:
     assert structural_equal(round_once(_func(value, result)), _func(expected, result))
+
+
+def test_sums_in_f32_are_of_what_is_not_rounded_either() -> None:
+    value = "y[i] + cast(x[i] * c[i], f32)"
+
+    assert structural_equal(round_once(_func(value, "f32")), _func(f"y[i] + {X} * {C}", "f32"))
+
+
+def test_rows_of_equal_halves_are_as_far_from_their_mean_as_they_are() -> None:
+    # The mean was of sums rounded to f16, and what it was taken from was not: up to 427 instead of 0.
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float16[n, 24] x, float16[n, 24] s, float16[24] g) => (float16[n, 24] y) {
+        t = Add(x, s)
+        y = LayerNormalization<epsilon = 1e-5>(t, g)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    x, s = (np.repeat(rng.standard_normal((50, 1)), 24, 1).astype(np.float16) for _ in range(2))
+
+    assert not tc.compile(model)(x, s, np.ones(24, np.float16)).any()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,19 @@ def test_large_constants_that_nobody_changes_stay_where_they_are() -> None:
     assert all(data_address(made) % ALIGNMENT == 0 for made in placed)
     for made, given in zip(placed, (kept, small, writeable, source), strict=True):
         np.testing.assert_array_equal(made, given)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="how many pages are there is read from Linux' /proc")
+def test_the_pages_of_a_populated_arena_are_there_before_anything_is_written() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    size, before = 24 << 20, resident_bytes()
+    arena = Arena(size)
+    untouched = resident_bytes() - before
+
+    arena.populate()
+
+    assert untouched < size // 4
+    assert resident_bytes() - before > size * 7 // 8
+    assert not arena.bytes().any()

@@ -14,11 +14,13 @@ from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.operand_sizes import require_divides
 from tc.frontend.onnx.quantized import dequantized, integer_product, with_term
-from tc.frontend.onnx.values import ModelValue
-from tc.ir.arith import prove
-from tc.ir.dtype import DType, bool_, i32
-from tc.ir.expr import Const, Expr, as_expr, const, equal
+from tc.frontend.onnx.size_elements import make_elements
+from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.ir.arith import prove, simplify
+from tc.ir.dtype import DType, bool_, i32, i64
+from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or
 from tc.ops.common import require_equal
+from tc.ops.registry import require
 
 _DOMAIN = "com.microsoft"
 
@@ -56,7 +58,7 @@ def _self_attention(
             raise NodeError(f"{n.op_type}: a past {past.type}, which must be [2, b, heads, places, {sizes[1] // heads}]")
         k_past, v_past = (_without_axis(n, old, 0) for old in _split(n, past, 0, [1, 1]))
         k, v = n.call("concat", k_past, k, axis=2), n.call("concat", v_past, v, axis=2)
-    result = _attend(n, q, k, v, mask, bias)
+    result = _attend(n, q, k, v, mask, bias, const(0) if past is None else past.shape[3])
     if not n.has_output(1):
         return result
     return [result, n.call("concat", n.call("unsqueeze", k, axes=(0,)), n.call("unsqueeze", v, axes=(0,)), axis=0)]
@@ -70,17 +72,17 @@ def import_multi_head_attention(n: NodeContext) -> NodeResult:
         raise UnsupportedError("MultiHeadAttention with a past that is written in place, or that returns scores", code="TC1013")
     apart = _unpacked(n, q, n.optional(1), n.optional(2))
     if bias is not None:
-        if any(each.rank != 3 for each in apart):
-            raise UnsupportedError(f"MultiHeadAttention with a bias of {', '.join(str(each.type) for each in apart)}", code="TC1014")
-        terms, ends = bias, [const(0), *accumulate(each.shape[2] for each in apart)]
+        terms, widths = bias, [x.shape[2] if x.rank == 3 else x.shape[1] * x.shape[3] for x in apart]
+        ends = [const(0), *accumulate(widths)]
         n.graph.state(lambda: require_equal(terms.shape[0], ends[-1], "MultiHeadAttention: the bias' size"), n.span)
-        pairs = zip(apart, ends, strict=False)
-        apart = [n.call("add", x, n.call("slice", terms, starts=(at,), sizes=x.shape[2:], steps=(1,))) for x, at in pairs]
+        parts = [n.call("slice", terms, starts=(at,), sizes=(width,), steps=(1,)) for at, width in zip(ends, widths, strict=False)]
+        # Keys and values that come in heads are those of another step, which have got it.
+        apart = [n.call("add", x, part) if x.rank == 3 else x for x, part in zip(apart, parts, strict=True)]
     q, k, v = (in_heads(n, each, heads) for each in apart)
-    k_past, v_past = n.optional(6), n.optional(7)
+    k_past, v_past, held = n.optional(6), n.optional(7), const(0)
     if k_past is not None and v_past is not None:
-        k, v = n.call("concat", k_past, k, axis=2), n.call("concat", v_past, v, axis=2)
-    return [_attend(n, q, k, v, n.optional(4), n.optional(5)), k, v]
+        k, v, held = n.call("concat", k_past, k, axis=2), n.call("concat", v_past, v, axis=2), k_past.shape[2]
+    return [_attend(n, q, k, v, n.optional(4), n.optional(5), held), k, v]
 
 
 def _unpacked(n: NodeContext, q: ModelValue, k: ModelValue | None, v: ModelValue | None) -> list[ModelValue]:
@@ -122,9 +124,9 @@ def in_heads(n: NodeContext, x: ModelValue, heads: Expr | int) -> ModelValue:
 
 
 def _attend(
-    n: NodeContext, q: ModelValue, k: ModelValue, v: ModelValue, mask: ModelValue | None, bias: ModelValue | None
+    n: NodeContext, q: ModelValue, k: ModelValue, v: ModelValue, mask: ModelValue | None, bias: ModelValue | None, held: Expr
 ) -> ModelValue:
-    """[b, s, heads * w] of q [b, heads, s, w] and of keys and values of t places."""
+    """[b, s, heads * w] of q [b, heads, s, w] and of keys and values of t places, the first `held` of which are a past's."""
     batch, heads, length, width = q.shape
     scores = n.call("matmul", q, n.call("transpose", k, perm=(0, 1, 3, 2)))
     scores = with_term(n, n.call("mul", scores, _scale(n, width, q.dtype)), bias)
@@ -133,7 +135,7 @@ def _attend(
         is_seen = _is_seen(n, mask, batch, length, k.shape[2])
         scores = n.call("add", scores, n.call("where", is_seen, n.const(0, q.dtype), low))
     if n.attr("unidirectional", 0):
-        scores = n.call("where", _is_later(n, length, k.shape[2]), n.const(np.finfo(q.dtype.numpy).min, q.dtype), scores)
+        scores = n.call("where", _is_later(n, length, k.shape[2], held), n.const(np.finfo(q.dtype.numpy).min, q.dtype), scores)
     made = n.call("transpose", n.call("matmul", n.call("softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
     return n.call("reshape", made, shape=(batch, length, heads * v.shape[3]))
 
@@ -147,11 +149,16 @@ def _scale(n: NodeContext, width: Expr, dtype: DType) -> ModelValue:
     return n.call("div", n.const(1, dtype), n.call("sqrt", size))
 
 
-def _is_later(n: NodeContext, length: Expr, places: Expr) -> ModelValue:
-    """[s, t]: whether a place comes after the one that asks, which are the last of them."""
-    asked = n.call("range", size=places)
-    asking = n.call("slice", asked, starts=(places - length,), sizes=(length,), steps=(1,))
-    return n.call("less", n.call("reshape", asking, shape=(length, const(1))), asked)
+def _is_later(n: NodeContext, length: Expr, places: Expr, held: Expr) -> ModelValue:
+    """[s, t]: whether a place comes after the one that asks. Those that ask are the ones behind the `held` of a past; the last of them
+    sees all, also where there are more than these, as onnxruntime has it."""
+
+    def number(size: Expr) -> ModelValue:
+        return elements_value(make_elements([simplify(size, n.facts)], ()), i64)
+
+    row = n.call("range", size=length)
+    asking = n.call("where", n.call("less", row, number(length - 1)), n.call("add", row, number(held)), number(places - 1))
+    return n.call("less", n.call("reshape", asking, shape=(length, const(1))), n.call("range", size=places))
 
 
 def _is_seen(n: NodeContext, mask: ModelValue, batch: Expr, length: Expr, places: Expr) -> ModelValue:
@@ -170,8 +177,9 @@ def _is_seen(n: NodeContext, mask: ModelValue, batch: Expr, length: Expr, places
 
     if prove(equal(mask.shape[0], batch * 2), n.facts) is True:
         return n.call("logical_and", from_or_to(0), n.call("logical_not", from_or_to(1)))
-    text = f"{n.op_type}: the mask's size, for a batch of {batch}"
-    n.graph.state(lambda: require_equal(mask.shape[0], batch, text), n.span)
+    size, most = mask.shape[0], batch * 3 + 2  # with where sentences begin behind them, were they packed
+    text = f"{n.op_type}: the mask has {size} numbers, for a batch of {batch}"
+    n.graph.state(lambda: require(logical_or(equal(size, batch), equal(size, most)), text), n.span)
     return from_or_to(0)
 
 

@@ -17,12 +17,12 @@ from tc.frontend.onnx.quantized import (
     dequantized,
     dynamically_quantized,
     integer_product,
+    integer_sums,
     is_one,
     parameter,
     quantized,
     scalar,
     with_term,
-    zero_points,
 )
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue
@@ -119,8 +119,7 @@ def _per_channel(n: NodeContext, value: ModelValue, rank: int) -> ModelValue:
 
 @onnx_op("MatMulInteger")
 def import_matmul_integer(n: NodeContext) -> NodeResult:
-    a_zero, b_zero = (zero_points(n, n.optional(k)) for k in (2, 3))
-    return n.call("matmul_integer", n.value(0), n.value(1), a_zero, b_zero)
+    return integer_sums(n, n.value(0), n.value(1), n.optional(2), n.optional(3))
 
 
 @onnx_op("QLinearMatMul")

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tc.fuzz.builder import BOOL, F32, I64, Builder, Held, Rejected
+from tc.fuzz.builder import BOOL, F32, I64, Builder, Held, Input, Rejected
 from tc.fuzz.operators.control import bindable, graph, step_input
 from tc.fuzz.operators.row import Row
 
@@ -26,7 +26,10 @@ def rows(b: Builder) -> Held:
     known = [h for h in b.pool if h.dtype == F32 and h.rank == 2 and h.shape[1] == WIDTH and not h.constant]
     if known and not (b.depth == 0 and b.chance(0.05)):
         return b.recent(known)
-    return b.fresh(b.numbers(F32, (b.integer(0, 5), WIDTH)), "data", 0.0)
+    count, name = b.integer(0, 5), b.new_name("x")
+    array = b.numbers(F32, (count, WIDTH))
+    b.shared.inputs.append(Input(name, array, (b._declare(count), WIDTH), "data"))
+    return b._hold(name, array, pool=b.root)
 
 
 def _ints(b: Builder, *numbers: int) -> Held:
