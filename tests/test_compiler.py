@@ -309,6 +309,21 @@ def test_a_profile_names_every_kernel_launch(tmp_path: Path) -> None:
         tc.load(tmp_path / "digits.tcm").profile(as_model_input(images)[:1])
 
 
+def test_a_module_that_threads_called_is_profiled_and_one_of_strings_too() -> None:
+    # "too many values to unpack": each call at once has a frame. Strings were taken for arrays of another dtype.
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 4] x, string[k] s) => (float[n, 4] y, string[k] t) { y = Relu(x) t = Identity(s) }""")
+    module, x = tc.compile(model, threads=1), np.ones((3, 4), np.float32)
+    plain = tc.compile(onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }"""), threads=1)  # fmt: skip
+    plain(x)
+    plain._idle.append(plain._new_frame())
+
+    assert plain.launch_seconds(x).shape == (0,)
+    assert [row.kernel for row in module.profile(x, np.array(["a", "b"], object), repeat=2)]
+    assert [row.kernel for row in plain.profile(x, repeat=2)] == [kernel.name for kernel in plain.report().kernels]
+
+
 def test_blocks_of_a_size_that_depends_on_data_do_not_outlive_a_call() -> None:
     text = """
 @graph

@@ -38,6 +38,7 @@ _OUTSIDE = {i32: -(1 << 29), i64: -(1 << 60)}
 
 
 OUTSIDE = _OUTSIDE[i64]
+_FAR = 2.0**60
 
 
 def _place_dtype(sizes: Sequence[Expr]) -> DType:
@@ -68,6 +69,16 @@ def _coordinate(where: Any, size: Any, align_corners: bool) -> Any:
     return ((where + 1.0) * size - 1.0) / 2.0
 
 
+def _finite(found: Expr, last: Expr, attrs: Attrs) -> Expr:
+    """A coordinate that is in the image, or that is mirrored into it: of NaN, and of infinities that are mirrored, it is 0."""
+    zero = const(0.0, found.dtype)
+    if attrs.mode != "linear" or attrs.padding == "zeros":
+        return found
+    if attrs.padding == "border":
+        return select(found > zero, minimum(found, last), zero)
+    return select(call("abs", found) < const(_FAR, found.dtype), found, zero)
+
+
 def _weights(mode: str, t: Any) -> list[Any]:
     """Of the elements along one axis, for a point that is `t` from the one below."""
     if mode == "linear":
@@ -86,7 +97,7 @@ def _compute_grid_taps(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTyp
 
         def base_and_rest(at: Sequence[Expr], axis: int = axis, size: Expr = size) -> tuple[Expr, Expr]:
             where = cast(grid[(*at, const(len(sizes) - 1 - axis))], wide)
-            found = _coordinate(where, cast(size, wide), attrs.align_corners)
+            found = _finite(_coordinate(where, cast(size, wide), attrs.align_corners), cast(size, wide) - 1.0, attrs)
             base = call("round" if attrs.mode == "nearest" else "floor", found)
             return base, found - base
 
@@ -136,6 +147,10 @@ def _run_grid_taps(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, ...]:
         for axis, size in enumerate(sizes):
             where = grid[..., len(sizes) - 1 - axis].astype(wide)
             found = _coordinate(where, wide(size), attrs.align_corners)
+            if attrs.mode == "linear" and attrs.padding == "border":
+                found = np.where(found > 0, np.minimum(found, wide(size - 1)), wide(0))
+            elif attrs.mode == "linear" and attrs.padding == "reflection":
+                found = np.where(np.abs(found) < wide(_FAR), found, wide(0))
             base = np.rint(found) if attrs.mode == "nearest" else np.floor(found)
             for offset, weight in zip(OFFSETS[attrs.mode], _weights(attrs.mode, found - base), strict=True):
                 at = base + wide(offset)

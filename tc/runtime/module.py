@@ -89,15 +89,19 @@ class CompiledModule(NativeProgram):
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Run; returns the result, or a tuple of results when there are several."""
         if self.signature is not None:
-            given = args[0] if len(args) == 1 and isinstance(args[0], Mapping) else self.signature.by_position(args)
             if out is not None:
                 raise InputError(
                     "out: a module that takes or returns sequences, optionals or strings makes its results itself",
                     code="TC2006",
                 )
-            results = tuple(self.run(given).values())
+            results = tuple(self.run(self._named(args)).values())
             return results[0] if len(results) == 1 else results
         return self._call_flat(args, out)
+
+    def _named(self, args: tuple[Any, ...]) -> Mapping[str, Any]:
+        """The inputs of a call by name, of a module with a signature."""
+        assert self.signature is not None
+        return args[0] if len(args) == 1 and isinstance(args[0], Mapping) else self.signature.by_position(args)
 
     def _call_flat(self, args: tuple[Any, ...], out: Any) -> Any:
         try:
@@ -183,10 +187,16 @@ class CompiledModule(NativeProgram):
         Seconds of the monotonic clock, on the thread that calls; a launch inside a loop adds up its iterations. The first profile
         compiles an instrumented entry. UnsupportedError for a module that was loaded from a file.
         """
-        if self._make_profiled is None:
-            raise UnsupportedError("profile: a module loaded from a file cannot be instrumented; compile the model again")
         if not isinstance(repeat, (int, np.integer)) or isinstance(repeat, bool) or repeat < 1:
             raise InputError(f"profile: repeat is {repeat!r}, must be at least 1")
+        if self.signature is None:
+            return self._profile(args, int(repeat))
+        with strings_of_call(self.signature.table()) as strings:
+            return self._profile((self.signature.flatten(self._named(args), strings),), int(repeat))
+
+    def _profile(self, args: tuple[Any, ...], repeat: int) -> list[KernelTime]:
+        if self._make_profiled is None:
+            raise UnsupportedError("profile: a module loaded from a file cannot be instrumented; compile the model again")
         if self._profiled is None:
             self._profiled = self._make_profiled()
         entry, library = self._profiled
@@ -196,7 +206,7 @@ class CompiledModule(NativeProgram):
         try:
             timed._call(args, None)
         except AssumptionFails:
-            return self.general.profile(*args, repeat=repeat)
+            return self.general._profile(args, repeat)
         seconds = np.mean([timed.launch_seconds(*args) for _ in range(repeat)], axis=0)
         rows = [
             KernelTime(str(launch.span or ""), launch.kernel, float(mean))
@@ -223,8 +233,8 @@ class CompiledModule(NativeProgram):
         for frame in self._idle:
             frame.words[words] = [0] * len(self.launches)
         self(*args)
-        (frame,) = self._idle
-        return np.array(frame.words[words]) * 1e-9
+        spent = np.array([frame.words[words] for frame in self._idle], np.float64)  # zeros, but for the frame of the call
+        return np.asarray(spent.sum(axis=0) * 1e-9)
 
     # -- files
 

@@ -47,6 +47,19 @@ def test_nodes_that_agree_are_counted(path: Path, against: str, capsys: pytest.C
     assert f"agrees with {against}: 4 values compared" in text and "outputs of the model as it is compiled" in text
 
 
+def test_strings_and_results_that_no_node_makes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        "strings": """g (float[2, 4] x) => (float[2, 4] y, string[2] s) { s = Constant<value_strings = ["a", "b"]>() y = Relu(x) }""",
+        "none": "g (float[2, 4] x) => (float[1] w) <float[1] w = {1.0}> { }",
+    }
+    for name, text in texts.items():
+        made = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text)
+        onnx.save(made, tmp_path / "m.onnx")
+
+        assert main(["compare", str(tmp_path / "m.onnx")]) == 0
+        assert f"{2 if name == 'strings' else 0} values compared" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_first_node_that_differs_is_named(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def wrong(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         values = compare.run_reference(model, feeds)

@@ -17,6 +17,7 @@ MS = {"domain": "com.microsoft"}
 INPUTS = {
     "x": (F32, [2, 3, 8]), "skip": (F32, [2, 3, 8]), "w": (F32, [8]), "b": (F32, [8]), "z": (F32, [2, 4, 8]),
     "image": (F32, [2, 4, 6, 5]), "kernels": (F32, [6, 2, 3, 3]), "channels": (F32, [6]), "other": (F32, [2, 6, 3, 5]),
+    "rows": (F32, [7, 3]), "grid": (F32, [2, 3, 2, 2]),
     "left": (F32, [5, 3]), "right": (F32, [4, 5]), "sum": (F32, [4]), "turned": (F32, [3, 2, 8]),
 }  # fmt: skip
 CONV = {"pads": [1, 1, 1, 1], "strides": [2, 1], "group": 2, "kernel_shape": [3, 3], **MS}
@@ -50,6 +51,10 @@ CASES: list[Any] = [
     node("SkipLayerNormalization", "x skip w b b", "y - - s", **MS),
     node("SkipSimplifiedLayerNormalization", "x skip w b", "y - - s", **MS),
     node("SimplifiedLayerNormalization", "x w", "y", axis=-1, epsilon=1e-5),
+    node("Trilu", "x", "y", upper=0, **MS),
+    node("GridSample", "image grid", "y", mode="bicubic", padding_mode="border", align_corners=1, **MS),
+    node("CDist", "left rows", "y", metric="euclidean", **MS),
+    node("CDist", "left rows", "y", metric="sqeuclidean", **MS),
 ]
 
 
@@ -67,3 +72,36 @@ def test_an_operator_of_microsoft(made: Any, rng: np.random.Generator) -> None:
 
     for found, expected in zip(run(imported, arrays), session.run(None, arrays), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+WITH_OPERANDS: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, Any]]] = {
+    "Pad": ([np.ones((3, 4), F32)], {"pads": np.array([1, 0, 2, 1])}, {"mode": "reflect"}),
+    "ExpandDims": ([np.ones((3, 4), F32)], {"axis": np.array(-1, np.int32)}, {}),
+    "GatherND": ([np.arange(9, dtype=F32).reshape(3, 3)], {"places": np.array([[2], [0]])}, {}),
+    "Range": ([np.array(1, F32), np.array(6, F32)], {}, {}),
+    "Unique": ([np.array([3, 1, 2, 1, 3, 5], F32)], {}, {}),
+    "MatMulInteger16": ([np.array([[-32768, 7]], np.int16), np.array([[32767], [-9]], np.int16)], {}, {}),
+}
+
+
+@pytest.mark.parametrize("op", WITH_OPERANDS)
+def test_an_operator_that_onnx_has_too(op: str) -> None:
+    arrays, literals, attrs = WITH_OPERANDS[op]
+    names = [f"x{k}" for k in range(len(arrays))]
+    outputs = "y numbers counts" if op == "Unique" else "y"
+    inputs = {name: (array.dtype, array.shape) for name, array in zip(names, arrays, strict=True)}
+    made = node(op, " ".join([*names, *literals]), outputs, **attrs, **MS)
+    model = make_model([made], inputs, outputs.split(), literals, domains=[("com.microsoft", 1)])
+    for info in model.graph.output:
+        is_int = info.name in ("numbers", "counts")
+        info.type.tensor_type.elem_type = (
+            TensorProto.INT64 if is_int else TensorProto.INT32 if op == "MatMulInteger16" else TensorProto.FLOAT
+        )
+    given = dict(zip(names, arrays, strict=True))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    found = run(load_model(model, on_unsupported="error"), given)
+
+    for a, b in zip(found, session.run(None, given), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

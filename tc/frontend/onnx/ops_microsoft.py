@@ -5,11 +5,16 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
+from tc.errors import UnsupportedError
 from tc.frontend.onnx.activations import fused_activation
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_math import import_gemm
 from tc.frontend.onnx.ops_nn import convolve
+from tc.frontend.onnx.ops_shape import import_gather_nd, import_range, import_trilu, unique_values
+from tc.frontend.onnx.ops_slice import import_pad
+from tc.frontend.onnx.ops_vision import import_grid_sample
 from tc.frontend.onnx.values import ModelValue
+from tc.ir.dtype import i32
 
 _DOMAIN = "com.microsoft"
 
@@ -94,6 +99,56 @@ def import_skip_simplified_layer_norm(n: NodeContext) -> NodeResult:
     total = _add(n, n.call("add", n.value(0), n.value(1)), n.optional(3))
     normal = n.call("rms_norm", total, n.value(2), axis=-1, epsilon=n.attr("epsilon", 1e-5))
     return [normal, None, None, total]
+
+
+# -- what ONNX has too, from before it had it
+
+for _name, _adapter in {
+    "GatherND": import_gather_nd,
+    "GridSample": import_grid_sample,
+    "Pad": import_pad,
+    "Trilu": import_trilu,
+}.items():
+    onnx_op(_name, domain=_DOMAIN)(_adapter)
+
+
+@onnx_op("Range", domain=_DOMAIN)
+def import_microsofts_range(n: NodeContext) -> NodeResult:
+    """By steps of 1 where none is given."""
+    if n.optional(2) is None:
+        n.inputs[2:] = [n.const(1, n.value(0).dtype)]
+    return import_range(n)
+
+
+@onnx_op("ExpandDims", domain=_DOMAIN)
+def import_expand_dims(n: NodeContext) -> NodeResult:
+    axes = n.ints(1, "axis")
+    if axes is None or len(axes) != 1:
+        raise UnsupportedError("ExpandDims along an axis that only the run tells", code="TC1015")
+    return n.call("unsqueeze", n.value(0), axes=tuple(axes))
+
+
+@onnx_op("Unique", domain=_DOMAIN)
+def import_microsofts_unique(n: NodeContext) -> NodeResult:
+    """Values in the order in which they are met, which one each element is, and how often it is there."""
+    values, _, numbers, counts = unique_values(n, None, in_order=False)
+    return values, numbers, counts
+
+
+@onnx_op("CDist", domain=_DOMAIN)
+def import_cdist(n: NodeContext) -> NodeResult:
+    """Distances of each row of a [m, k] from each of b [n, k]: of their elements, which of rows alike loses no digits."""
+    a, b, metric = n.value(0), n.value(1), n.attr("metric", "sqeuclidean")
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise UnsupportedError(f"CDist: no metric {metric!r}", code="TC1013", supported="euclidean, sqeuclidean")
+    apart = n.call("sub", n.call("unsqueeze", a, axes=(1,)), n.call("unsqueeze", b, axes=(0,)))
+    squares = n.call("sum", n.call("mul", apart, apart), axes=(2,), keepdims=False)
+    return squares if metric == "sqeuclidean" else n.call("sqrt", squares)
+
+
+@onnx_op("MatMulInteger16", domain=_DOMAIN)
+def import_matmul_integer_16(n: NodeContext) -> NodeResult:
+    return n.call("matmul", *(n.call("cast", n.value(k), dtype=i32) for k in range(2)))
 
 
 def _add(n: NodeContext, x: ModelValue, bias: ModelValue | None) -> ModelValue:

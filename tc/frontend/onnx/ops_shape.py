@@ -399,8 +399,12 @@ def _places(n: NodeContext, flat: ModelValue, shape: Sequence[Expr]) -> ModelVal
 
 @onnx_op("Unique")
 def import_unique(n: NodeContext) -> NodeResult:
+    return unique_values(n, n.attr("axis"), in_order=bool(n.attr("sorted", 1)))
+
+
+def unique_values(n: NodeContext, axis: int | None, *, in_order: bool) -> tuple[ModelValue, ModelValue, ModelValue, ModelValue]:
     """Values, where each first is, which one each element is, and how often it is there."""
-    x, axis = n.value(0), n.attr("axis")
+    x = n.value(0)
     along = 0 if axis is None else normalize_axis(axis, x.rank, "Unique")
     if axis is None:
         x = n.call("reshape", x, shape=(product(x.shape),))
@@ -411,7 +415,7 @@ def import_unique(n: NodeContext) -> NodeResult:
     begins, ends = (n.call("slice", starts, starts=(const(k),), sizes=(count,), steps=(1,)) for k in range(2))
     first = n.call("gather", order, begins, axis=0, in_range=True)
     counts, numbers = n.call("sub", ends, begins), n.call("group_numbers", order, starts)
-    if not n.attr("sorted", 1):
+    if not in_order:
         _, by_place = n.graph.call("topk", first, span=n.span, k=count, largest=False)
         _, found = n.graph.call("topk", by_place, span=n.span, k=count, largest=False)
         first, counts = (n.call("gather", each, by_place, axis=0, in_range=True) for each in (first, counts))
