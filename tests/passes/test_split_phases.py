@@ -7,6 +7,7 @@ import pytest
 
 import tc
 from tc.frontend.onnx import load_model
+from tc.ir.graph import constants_of
 from tc.passes.manager import run_pipeline
 from tc.passes.pipeline import SIMPLIFY, SPLIT, STRICT_SIMPLIFY, STRICT_SPLIT
 from tests.frontend.models import make_model, node
@@ -46,3 +47,37 @@ def test_taps_that_no_phase_lacks_are_strict_too() -> None:
 
         assert ("conv_transpose" not in made) == is_split
         assert not np.isnan(tc.compile(model, threads=1, numerics="strict")(x)).any()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "together"),
+    [((3, 3), (2, 2), False), ((3,), (2,), False), ((3, 3, 3), (2, 1, 2), False), ((4, 4), (2, 2), True), ((5, 5), (2, 2), True)],
+)
+def test_phases_of_fewer_taps_are_convolutions_of_their_own(kernel: tuple[int, ...], stride: tuple[int, ...], together: bool) -> None:
+    # 3 x 3 taps in steps of 2 were 16 products, of which 7 were with zeros. (3 x 3 taps for all phases are done by fewer products.)
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((24, 20, *kernel)).astype(np.float32)
+    x = rng.standard_normal((2, 24, *(5 + d for d in range(len(kernel))))).astype(np.float32)
+    ends = [(k - 1) // 2 for k in kernel]
+    attrs = {"strides": list(stride), "pads": [*ends, *ends]}
+    names = ["n", 24, *(f"s{d}" for d in range(len(kernel)))]
+    model = make_model([node("ConvTranspose", "x w", "y", **attrs)], {"x": (np.float32, names)}, ["y"], {"w": w})
+
+    split = run_pipeline(load_model(model).module, SIMPLIFY + SPLIT, {"block": 4})
+
+    taps = [int(np.prod(weights.shape)) for weights in (c.value for c in constants_of(split.main)) if weights.ndim == w.ndim]
+    assert (len(taps) == 1) == together
+    if not together:
+        assert sum(taps) == w.size and len(taps) == np.prod(stride)
+    found = tc.compile(model, threads=1)(x)
+    np.testing.assert_allclose(found, transposed(x.astype(np.float64), w.astype(np.float64), attrs), rtol=0, atol=1e-4)
+
+
+def test_taps_that_a_phase_lacks_are_none_where_it_is_apart() -> None:
+    w, x = np.ones((4, 3, 3, 3), np.float32), np.full((1, 4, 3, 3), np.inf, np.float32)
+    model = make_model([node("ConvTranspose", "x w", "y", strides=[2, 2])], {"x": (np.float32, x.shape)}, ["y"], {"w": w})
+    module = load_model(model).module
+
+    assert "conv_transpose" not in ops_of(run_pipeline(module, STRICT_SIMPLIFY + STRICT_SPLIT, {"block": 8}))
+    for numerics in ("strict", "default"):
+        assert not np.isnan(tc.compile(model, threads=1, numerics=numerics)(x)).any()

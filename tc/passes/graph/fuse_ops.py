@@ -110,7 +110,7 @@ class _Node:
     group: int = -1
     post_dominator: int = -1
     depth: int = 0
-    is_appended: bool = False
+    is_in_place: bool = False
 
 
 def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work, is_loop: bool = False) -> Function:
@@ -118,7 +118,7 @@ def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work, is_l
     nodes = _dataflow(func, facts, work.module)
     in_blocks = appended(func) if is_loop else {}
     for node in nodes:
-        node.is_appended = any(target in in_blocks for target in node.binding.targets)
+        node.is_in_place = any(target in in_blocks for target in node.binding.targets) or _joins_products(node, nodes)
     _set_post_dominators(nodes)
     grouping = _Grouping(nodes, Facts.of(facts), work.max_ops, work.decide)
     grouping.run()
@@ -137,6 +137,14 @@ def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work, is_l
     return replace(func, bindings=tuple(bindings))
 
 
+def _joins_products(node: _Node, nodes: list[_Node]) -> bool:
+    """Whether a binding puts the results of contractions one after the other, which nothing else reads: they are made in their places, and
+    whatever reads the whole need not choose between them."""
+    parts = [other for other in nodes if node.index in other.users] if is_join(node.binding.value) else []
+    alone = all(part.shape.kind is FusionKind.CONTRACTION and part.users == [node.index] and not part.escapes for part in parts)
+    return len(parts) > 1 and alone and len(parts) == len(list(atoms_read(node.binding.value)))
+
+
 def _fuse_bodies(func: Function, facts: tuple[DimFact, ...], work: _Work) -> Function:
     """Fuse inside the bodies of If and Loop."""
 
@@ -153,7 +161,7 @@ def _is_fusable(node: _Node) -> bool:
     divisions that tell where it comes from, which cost more than an element stored and loaded where no constant is divided by."""
     match node.binding.value:
         case Call(op=op):
-            return not node.is_appended and get_op(op).compute is not None and not (get_op(op).view and node.shape.divides)
+            return not node.is_in_place and get_op(op).compute is not None and not (get_op(op).view and node.shape.divides)
         case CallTir():
             return node.shape.kind is not FusionKind.OPAQUE
     return False

@@ -1,8 +1,9 @@
-"""Transposed convolutions as ordinary ones: one for all phases of the stride at once, and a rearrangement.
+"""Transposed convolutions as ordinary ones: one for all phases of the stride at once, or one for each, and a rearrangement.
 
 Result element i * s + a takes only the taps t with t = a + begin (mod s). So the elements of one phase a are an ordinary convolution of
 the input with every s-th tap, and all phases together are one with s times as many output channels per axis, in each group. Taps that are
-further apart are so there, too, as far as all phases have them at the same distances.
+further apart are so there, too, as far as all phases have them at the same distances. Where some phases have many more taps than others,
+each is a convolution of its own: 3 x 3 taps in steps of 2 are 9 then, and 16 together.
 Source: the sub-pixel convolution of Shi et al. (2016), read backwards.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,16 @@ class PhaseAxis:
     @property
     def kernel(self) -> int:
         return len(self.taps[0])
+
+    def of_phase(self, a: int) -> PhaseAxis | None:
+        """What phase a alone takes, for as many results as all take; None where that would be to cut something off."""
+        used = [k for k, tap in enumerate(self.taps[a]) if tap >= 0]
+        if not used:
+            return None
+        first, last = min(used[0], self.pad_begin // self.step), used[-1]
+        end = self.pad_end - (self.kernel - 1 - last) * self.step
+        own = (self.taps[a][first : last + 1],)
+        return PhaseAxis(own, self.step, self.pad_begin - first * self.step, end) if end >= 0 else None
 
 
 def _axis(window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
@@ -98,10 +109,20 @@ def _can_split(m: Match) -> bool:
     return w.dtype.is_float and m.value("w").size > 0 and m.type_of("x").rank > 2
 
 
+LEAST_SPARED = 8
+"""Multiply-adds of each element, for which each phase is a convolution of its own: kernels cost more than they compute."""
+
+
 def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom | None:
     w, result, groups = m.value("w"), m.type_of("conv"), m.attrs("conv").groups
     strides, found = phase_axes(m.attrs("conv"), w.shape, m.type_of("x"), result)
-    if found is None or (strict and any(tap < 0 for axis in found for taps in axis.taps for tap in taps)):
+    if found is None:
+        return None
+    apart = _phases_apart(found, strides) if groups == 1 else None
+    must = strict and _has_zeros([found])
+    if apart is not None and not (strict and _has_zeros(apart)) and (must or _pays_apart(found, apart, w.shape[0])):
+        return _as_convolutions(b, m, apart, block, strides)
+    if must:
         return None
     channels = w.shape[1]
     padded = phase_channels(channels, block, groups)
@@ -114,6 +135,46 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
     span = m.call("conv").span
     phases = b.call("conv", m.x, b.const(weights), shift, **phase_attrs(found, groups), span=span)
     return interleave(b, phases, strides, padded, result, span, groups)
+
+
+def _has_zeros(phases: Sequence[Sequence[PhaseAxis]]) -> bool:
+    """Whether something is multiplied by zeros for want of a tap."""
+    return any(tap < 0 for axes in phases for axis in axes for taps in axis.taps for tap in taps)
+
+
+def _phases_apart(axes: Sequence[PhaseAxis], strides: Sequence[int]) -> list[list[PhaseAxis]] | None:
+    """The axes of each phase, the slowest part of axis 0 first; None where one cannot be apart."""
+    found: list[list[PhaseAxis]] = []
+    for phase in np.ndindex(*strides):
+        own = [one for axis, a in zip(axes, phase, strict=True) if (one := axis.of_phase(a)) is not None]
+        if len(own) < len(axes):
+            return None
+        found.append(own)
+    return found
+
+
+def _pays_apart(axes: Sequence[PhaseAxis], phases: Sequence[Sequence[PhaseAxis]], inputs: int) -> bool:
+    """Whether phases apart spare enough products. A convolution of 3 x 3 taps for all is done in fewer than it has."""
+    if len(axes) == 2 and all((axis.kernel, axis.step) == (3, 1) for axis in axes):
+        return False
+    spared = prod(axis.kernel for axis in axes) - sum(prod(axis.kernel for axis in own) for own in phases) / len(phases)
+    return spared * inputs > LEAST_SPARED
+
+
+def _as_convolutions(b: GraphBuilder, m: Match, phases: list[list[PhaseAxis]], block: int, strides: Sequence[int]) -> Atom:
+    w, span = m.value("w"), m.call("conv").span
+    channels = phase_channels(w.shape[1], block, 1)
+    bias = m.atoms.get("bias")
+    shift = None if bias is None else b.const(np.pad(m.value("bias"), (0, channels - w.shape[1])))
+    ones = (1,) * len(strides)
+    parts = [
+        b.call("conv", m.x, b.const(phase_weights(w, own, ones, channels)), shift, **phase_attrs(own, 1), span=span) for own in phases
+    ]
+    n, _, *positions = parts[0].type.shape  # type: ignore[union-attr]
+    # Before the batch, so that they lie one after the other however large it is.
+    joined = b.call("concat", *parts, axis=0, span=span)
+    split = b.call("reshape", joined, shape=(*map(const, strides), n, const(channels), *positions), span=span)
+    return _interleaved(b, split, 0, strides, m.type_of("conv"), span)
 
 
 def phase_axes(
@@ -170,15 +231,25 @@ def interleave(
     """[n, groups * phases * channels, *positions] -> [n, outputs, *space]."""
     assert isinstance(phases.type, TensorType)
     n, _, *positions = phases.type.shape
-    rank, lead = len(positions), [const(groups)] if groups > 1 else []
+    lead = [const(groups)] if groups > 1 else []
     first = 1 + len(lead)
     split = b.call("reshape", phases, shape=(n, *lead, *map(const, strides), const(channels), *positions), span=span)  # type: ignore[arg-type]
-    order = [*range(first), first + rank]
+    return _interleaved(b, split, first, strides, result, span)
+
+
+def _interleaved(b: GraphBuilder, split: Atom, phases: int, strides: Sequence[int], result: TensorType, span: object) -> Atom:
+    """The same, of axes that are apart: batch, groups, if any, channels, and positions, and among the first of them the phases, which begin
+    with axis `phases`."""
+    rank = len(strides)
+    shape = split.type.shape  # type: ignore[union-attr]
+    own = [k for k in range(len(shape) - rank) if k not in range(phases, phases + rank)]  # the batch, groups, channels
+    order = [*own]
     for d in range(rank):
-        order += [first + 1 + rank + d, first + d]
+        order += [len(shape) - rank + d, phases + d]
     moved = b.call("transpose", split, perm=tuple(order), span=span)  # type: ignore[arg-type]
-    space = [simplify(product((p, const(s)))) for p, s in zip(positions, strides, strict=True)]
-    merged = b.call("reshape", moved, shape=(n, const(groups * channels), *space), span=span)  # type: ignore[arg-type]
+    space = [simplify(product((p, const(s)))) for p, s in zip(shape[len(shape) - rank :], strides, strict=True)]
+    channels = simplify(product(tuple(shape[k] for k in own[1:])))
+    merged = b.call("reshape", moved, shape=(shape[own[0]], channels, *space), span=span)  # type: ignore[arg-type]
     if all(a is b for a, b in zip(merged.type.shape, result.shape, strict=True)):  # type: ignore[union-attr]
         return merged
     zeros, ones = (0,) * (rank + 2), (1,) * (rank + 2)
