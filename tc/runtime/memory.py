@@ -21,6 +21,7 @@ LEAST_ALIGNED_BYTES = 1 << 14
 LEAST_OWN_BYTES = 8 * _HUGE_PAGE
 """Of an array that is not moved into huge pages, as at most the first and the last part of it lie elsewhere."""
 MOST_POPULATED_BYTES = 64 << 20
+"""Of an arena whose pages are there before anything is written."""
 _BEYOND_BYTES = 64 << 10
 """How far behind an arena vectors without lanes may reach."""
 _MADV_POPULATE_WRITE = 23  # of Linux 5.14, which Python does not name
@@ -72,21 +73,21 @@ class Arena:
         step = _HUGE_PAGE if size_bytes >= _HUGE_PAGE else ALIGNMENT
         self.address = -(-start // step) * step
         self._offset = self.address - start
+        self._populate()
 
     def bytes(self) -> np.ndarray:
         """uint8[size_bytes]; the memory stays as long as this or a part of it does."""
         return np.frombuffer(self._memory, np.uint8, self.size_bytes, self._offset)
 
-    def populate(self) -> None:
-        """Have the pages there, if there are not too many, and those behind them.
+    def _populate(self) -> None:
+        """Have the pages there, if they are not too many, and in any case those behind them.
 
         Kernels access memory by vectors some of whose lanes are off. Where all are, a page that is not there is not brought in either, and
         the processor takes an assist, hundreds of cycles, at each access in each call (measured: up to 25 times the time of a kernel).
         """
-        if self.size_bytes > MOST_POPULATED_BYTES:
-            return
-        first = self._offset // mmap.PAGESIZE * mmap.PAGESIZE
-        size = min(self._offset - first + self.size_bytes + _BEYOND_BYTES, len(self._memory) - first)
+        start = self._offset if self.size_bytes <= MOST_POPULATED_BYTES else self._offset + self.size_bytes
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        size = min(self._offset + self.size_bytes + _BEYOND_BYTES, len(self._memory)) - first
         try:
             self._memory.madvise(_MADV_POPULATE_WRITE, first, size)
         except (AttributeError, OSError, ValueError):  # no Linux, or an old one

@@ -329,9 +329,7 @@ class NativeProgram:
     def _new_arena(self, size_bytes: int) -> Arena | DeviceBlock:
         """Memory for values in between."""
         check_fits(size_bytes + self._static_results)
-        arena = Arena(size_bytes)
-        arena.populate()
-        return arena
+        return Arena(size_bytes)
 
     def _make_outputs(self, frame: Frame, wanted: Sequence[_Wanted]) -> list[Any]:
         """Fresh arrays for results, None for those whose size data decide."""
