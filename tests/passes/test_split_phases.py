@@ -56,11 +56,11 @@ def test_taps_that_no_phase_lacks_are_strict_too() -> None:
 def test_phases_of_fewer_taps_are_convolutions_of_their_own(kernel: tuple[int, ...], stride: tuple[int, ...], together: bool) -> None:
     # 3 x 3 taps in steps of 2 were 16 products, of which 7 were with zeros. (3 x 3 taps for all phases are done by fewer products.)
     rng = np.random.default_rng(0)
-    w = rng.standard_normal((24, 20, *kernel)).astype(np.float32)
-    x = rng.standard_normal((2, 24, *(5 + d for d in range(len(kernel))))).astype(np.float32)
+    w = rng.standard_normal((100, 20, *kernel)).astype(np.float32)
+    x = rng.standard_normal((2, 100, *(5 + d for d in range(len(kernel))))).astype(np.float32)
     ends = [(k - 1) // 2 for k in kernel]
     attrs = {"strides": list(stride), "pads": [*ends, *ends]}
-    names = ["n", 24, *(f"s{d}" for d in range(len(kernel)))]
+    names = ["n", 100, *(f"s{d}" for d in range(len(kernel)))]
     model = make_model([node("ConvTranspose", "x w", "y", **attrs)], {"x": (np.float32, names)}, ["y"], {"w": w})
 
     split = run_pipeline(load_model(model).module, SIMPLIFY + SPLIT, {"block": 4})
@@ -70,7 +70,7 @@ def test_phases_of_fewer_taps_are_convolutions_of_their_own(kernel: tuple[int, .
     if not together:
         assert sum(taps) == w.size and len(taps) == np.prod(stride)
     found = tc.compile(model, threads=1)(x)
-    np.testing.assert_allclose(found, transposed(x.astype(np.float64), w.astype(np.float64), attrs), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, transposed(x.astype(np.float64), w.astype(np.float64), attrs), rtol=0, atol=1e-3)
 
 
 def test_taps_that_a_phase_lacks_are_none_where_it_is_apart() -> None:

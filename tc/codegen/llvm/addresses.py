@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tc.codegen.llvm.builder import Value
-from tc.ir.arith import Facts, Polynomial, polynomial, simplify
+from tc.ir.arith import Facts, Polynomial, polynomial, prove, simplify
 from tc.ir.bounds import VarFact
 from tc.ir.expr import Buffer, Cast, Const, Expr, FloorMod, MathCall, Max, Min, Var, const, mul
 from tc.ir.polynomial import Monomial
@@ -100,6 +100,9 @@ def _with_elements(facts: Facts, buffer: Buffer) -> Facts:
             known = facts.variables.get(dim, VarFact())
             if known.lo is None or (isinstance(known.lo, Const) and known.lo.value < 1):
                 facts = Facts({**facts.variables, dim: replace(known, lo=const(1))}, facts.nonnegative)
+    for dim in buffer.shape:
+        if not isinstance(dim, Const | Var) and prove(dim >= 1, facts) is not True:
+            facts = facts.assume(dim >= 1)
     return facts
 
 

@@ -109,8 +109,9 @@ def _can_split(m: Match) -> bool:
     return w.dtype.is_float and m.value("w").size > 0 and m.type_of("x").rank > 2
 
 
-LEAST_SPARED = 8
-"""Multiply-adds of each element, for which each phase is a convolution of its own: kernels cost more than they compute."""
+LEAST_SPARED = 48
+"""Multiply-adds of each element, for which each phase is a convolution of its own: kernels cost more than they compute, and of few
+channels some phases are not done in blocks, so that the results have to be chosen from (measured)."""
 
 
 def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom | None:

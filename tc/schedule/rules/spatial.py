@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, prod
 
+from tc.cost.typical import USUAL_DIM
 from tc.ir.arith import linear_coefficients, prove
 from tc.ir.expr import Const, Expr, FloorMod, Load, Max, Min, Var, equal, is_const
 from tc.ir.loop import Store
@@ -276,10 +277,11 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
     if found is None or len(loads_of(info)) > MOST_EXCHANGED:
         return False
     row, block = found
+    count = len(loops)
     if loops.index(row) < len(loops) - 2:
         loops = joined(schedule, info, loops, len(loops) - 1, lanes)
     elif not block and loops.index(row) > 0:
-        place, count = loops.index(row), len(loops)
+        place = loops.index(row)
         loops = joined(schedule, info, loops, place, lanes)
         row = loops[place - (len(loops) < count)]
     *_, last = loops
@@ -301,7 +303,7 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
     schedule.unroll(row)
     schedule.annotate_loop(row, "transpose", 1)
     peel(schedule, *guarded)
-    inside = known_product(schedule, tiles, 8) * lanes * lanes
+    inside = known_product(schedule, tiles, 8 if len(loops) == count else 8 * USUAL_DIM) * lanes * lanes
     if around:
         set_parallel(schedule, info.name, around, inside)
     else:
@@ -339,11 +341,13 @@ def _are_read_apart(rows: int | None, columns: int | None, target: Target) -> bo
 
 def joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, lanes: int) -> list[str]:
     """Make one loop of that at `place` and the one around it, if what moves along them is dense over both, and the inner alone is not in
-    vectors."""
+    vectors, or may not be."""
     around, loop = loops[place - 1], loops[place]
-    extent = extent_value(schedule, loop)
-    if extent is None or extent % lanes == 0 or extent_value(schedule, around) is None:
+    extent, known = schedule.extent_of(loop), extent_value(schedule, loop)
+    if known is not None and (known % lanes == 0 or extent_value(schedule, around) is None):
         return loops
+    if known is None and known_product(schedule, [each for each in loops if each not in (around, loop)], 1) < schedule.cores:
+        return loops  # whose rows are what threads share
     axes = {axis.value.name: axis.var for axis in info.block.axes if isinstance(axis.value, Var)}
     pair = (axes.get(around), axes.get(loop))
     accesses: tuple[Load | Store, ...] = (*loads_of(info), *info.writes)
@@ -351,7 +355,7 @@ def joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, la
         if not any(axis in axes_in(index) for index in access.indices for axis in pair):
             continue
         at = next((k for k, index in enumerate(access.indices) if index is pair[1]), 0)
-        dense = at > 0 and access.indices[at - 1] is pair[0] and is_const(access.buffer.shape[at], extent)
+        dense = at > 0 and access.indices[at - 1] is pair[0] and access.buffer.shape[at] == extent
         elsewhere = (index for k, index in enumerate(access.indices) if k not in (at - 1, at))
         if not dense or any(axis in axes_in(index) for index in elsewhere for axis in pair):
             return loops
