@@ -439,7 +439,7 @@ def _own(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: li
     floats = [v for v in (*feeds.values(), *outputs) if is_float(v)]
     eps = max((epsilon(v.dtype) for v in floats), default=0.0)
     terms = max((v.size for v in floats), default=1)
-    count = 4 + np.log2(1 + terms) + np.sqrt(terms) / 4
+    count = _roundings_of(terms)
     scales = _linear_scales(node, model, feeds, outputs, run)
     if node.op_type not in LINEAR:
         widest = max((_largest(v) for v in feeds.values() if is_float(v)), default=0.0)
@@ -448,13 +448,17 @@ def _own(node: onnx.NodeProto, model: onnx.ModelProto, feeds: Feeds, outputs: li
     return [eps * count * s if is_float(o) else 0.0 for o, s in zip(outputs, scales)]
 
 
+def _roundings_of(terms: int) -> float:
+    return float(4 + np.log2(1 + terms) + np.sqrt(terms) / 4)
+
+
 def _own_of_items(node: onnx.NodeProto, feeds: Feeds, outputs: list[Value]) -> float:
     """Roundings inside a body that takes or gives sequences; what else there is for these moves them."""
     if node.op_type not in CONTROL:
         return 0.0
     values = [item for v in (*feeds.values(), *outputs) for item in (v if isinstance(v, list) else [v]) if is_float(item)]
     terms = max((v.size for v in values), default=1)
-    count = 64 * (4 + np.log2(1 + terms) + np.sqrt(terms) / 4)
+    count = 64 * _roundings_of(terms)
     return max((epsilon(v.dtype) * count * min(_largest(v), 100.0) for v in values), default=0.0)
 
 

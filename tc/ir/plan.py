@@ -201,16 +201,27 @@ def allocated_blocks(steps: Iterable[PlanStep], before: Set[int] = frozenset()) 
     """The dynamic blocks that are allocated when `steps` have run, given those `before`. AssertionError if a step takes one that is not."""
     found = set(before)
     for step in steps:
+        taken: set[int] = set()
         match step:
-            case Allocate(index=index) | Extend(index=index):
+            case Allocate(index=index):
                 found.add(index)
-            case CallOut(results=results):
-                found |= {slot.index for slot in results if slot.place is SlotPlace.DYNAMIC}
-            case Branch(then_steps=first, else_steps=second):
+            case Extend(index=index):
+                taken = {index}
+            case Exchange(first=one, second=other):
+                taken = {one, other}
+            case Branch(condition=condition, then_steps=first, else_steps=second):
+                taken = _dynamic_blocks(condition)
                 found |= allocated_blocks(first, found) & allocated_blocks(second, found)
-            case Repeat(body=body):
+            case Repeat(condition=condition, body=body):
+                taken = set() if condition is None else _dynamic_blocks(condition)
                 allocated_blocks(body, found)
-        if not isinstance(step, Branch | Repeat):
-            taken = {slot.index for slot in walk(step) if isinstance(slot, Slot) and slot.place is SlotPlace.DYNAMIC}
-            assert taken <= found, f"{type(step).__name__} takes dynamic blocks {sorted(taken - found)}, which nothing allocates"
+            case _:
+                if isinstance(step, CallOut):
+                    found.update(*map(_dynamic_blocks, step.results))
+                taken = _dynamic_blocks(step)
+        assert taken <= found, f"{type(step).__name__} takes dynamic blocks {sorted(taken - found)}, which nothing allocates"
     return found
+
+
+def _dynamic_blocks(node: Node) -> set[int]:
+    return {slot.index for slot in walk(node) if isinstance(slot, Slot) and slot.place is SlotPlace.DYNAMIC}

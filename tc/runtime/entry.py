@@ -494,8 +494,7 @@ class _EntryEmitter:
         more = b.binary("add", kept, b.binary("lshr", kept, int_value(1)))
         wanted = b.select(b.compare("icmp sgt", more, size), more, size)
         block = self.memory.allocate(wanted)
-        present = b.compare("icmp ne", block, Value("null", "ptr"))
-        self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), wanted)
+        self._require_block(block, wanted)
         before = self._word(word, "ptr")
         self.memory.copy(block, before, kept)
         self.memory.free(before)
@@ -505,14 +504,16 @@ class _EntryEmitter:
         b.start_block(done)
 
     def _allocate(self, index: int, size: Value) -> None:
-        b = self.b
         word = self.layout.dynamic + 2 * index
         self.memory.free(self._word(word, "ptr"))
         pointer = self.memory.allocate(size)
-        self._set_word(word, pointer)
-        present = b.compare("icmp ne", pointer, Value("null", "ptr"))
-        self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), size)
+        self._set_word(word, pointer)  # before it is looked at: the old one is free
+        self._require_block(pointer, size)
         self._set_word(word + 1, size)
+
+    def _require_block(self, block: Value, size: Value) -> None:
+        present = self.b.compare("icmp ne", block, Value("null", "ptr"))
+        self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), size)
 
     def _branch(self, condition: Slot, then_steps: tuple[PlanStep, ...], else_steps: tuple[PlanStep, ...]) -> None:
         b = self.b

@@ -410,9 +410,12 @@ class _ProgramWriter:
             self._sized("size_bytes", size_bytes, located(step, NO_RESULT))
             self.w.line(f"free(dynamic[{index}]);")
             self.w.line(f"dynamic[{index}] = tc_allocate(size_bytes);")
-            self._fail_if(f"dynamic[{index}] == NULL", "out of memory: a result of {value} bytes", "size_bytes")
+            self._require_block(f"dynamic[{index}]", "size_bytes")
             if self.extends:
                 self.w.line(f"room[{index}] = size_bytes;")
+
+    def _require_block(self, block: str, size: str) -> None:
+        self._fail_if(f"{block} == NULL", "out of memory: a result of {value} bytes", size)
 
     def _extend(self, step: Extend, index: int, size_bytes: Expr, kept_bytes: Expr) -> None:
         line = self.w.line
@@ -422,7 +425,7 @@ class _ProgramWriter:
                 line(f"const i64 kept = {self.w.value(simplify(kept_bytes, self.w.facts))};")
                 line("const i64 wanted = kept + kept / 2 > size_bytes ? kept + kept / 2 : size_bytes;")
                 line("void *block = tc_allocate(wanted);")
-                self._fail_if("block == NULL", "out of memory: a result of {value} bytes", "wanted")
+                self._require_block("block", "wanted")
                 line(f"memcpy(block, dynamic[{index}], (size_t)kept);")
                 line(f"free(dynamic[{index}]);")
                 line(f"dynamic[{index}] = block;")

@@ -18,7 +18,7 @@ from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.stored_sequences import StoredForms, form_of
-from tc.frontend.onnx.values import AnyValue, ModelValue, SequenceValue, StoredSequence, elements_value
+from tc.frontend.onnx.values import AnyValue, ModelValue, SequenceValue, StoredSequence, elements_value, size_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import Expr, Var, equal, logical_not, select
@@ -225,7 +225,7 @@ def _join_shapes(
 
 def _read_choice(n: NodeContext, condition: ModelValue, a: Expr, b: Expr, axis: int) -> Expr:
     """A dim that is `a` or `b` as the data of `condition` says."""
-    sizes = [elements_value(make_elements([dim], ()), i64) for dim in (a, b)]
+    sizes = [size_value(dim) for dim in (a, b)]
     chosen = n.call("where", as_scalar(n, condition), *sizes)
     return n.graph.dims(chosen, f"{n.label}.{axis}", n.span)[0]
 

@@ -11,8 +11,7 @@ import numpy as np
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import Calls, NodeContext
-from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import ModelValue, constant_value, elements_value
+from tc.frontend.onnx.values import ModelValue, constant_value, size_value
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, Var, const, equal
@@ -205,7 +204,7 @@ def fresh_size(c: Calls) -> Var:
 
 def iterations(c: Calls, trip_count: Expr, condition: ModelValue) -> Expr:
     """The number of iterations of a loop that runs `trip_count` times, or, where `condition` fails, not at all."""
-    whole = elements_value(make_elements([trip_count], ()), i64)
+    whole = size_value(trip_count)
     number = c.call("mul", whole, c.call("cast", condition, dtype=i64))
     return c.graph.dims(number, f"{c.label}.iterations", c.span)[0]
 

@@ -10,11 +10,9 @@ import numpy as np
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.control_flow import Body, as_scalar, bind_loop, flip, kept_ranks
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op, onnx_op_before
-from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.stored_sequences import StoredForms, form_of, item_rank, only_tensor
-from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, elements_value
+from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, size_value
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, as_expr, const, equal, maximum
 
 _UNROLL_LIMIT = 256
@@ -195,7 +193,7 @@ def _scan(
     path: str,
 ) -> list[ModelValue]:
     """The last states, and what is scanned, stacked along a first axis."""
-    last = elements_value(make_elements([as_expr(length) - 1], ()), i64)
+    last = size_value(as_expr(length) - 1)
 
     def step(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
         items = [

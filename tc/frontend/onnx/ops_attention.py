@@ -14,10 +14,9 @@ from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.operand_sizes import require_divides
 from tc.frontend.onnx.quantized import dequantized, integer_product, with_term
-from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import ModelValue, elements_value
-from tc.ir.arith import prove, simplify
-from tc.ir.dtype import DType, bool_, i32, i64
+from tc.frontend.onnx.values import ModelValue, size_value
+from tc.ir.arith import prove
+from tc.ir.dtype import DType, bool_, i32
 from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or
 from tc.ops.common import require_equal
 from tc.ops.registry import require
@@ -123,11 +122,17 @@ def in_heads(n: NodeContext, x: ModelValue, heads: Expr | int) -> ModelValue:
     return n.call("transpose", apart, perm=(0, 2, 1, 3))
 
 
+def in_rows(n: NodeContext, x: ModelValue) -> ModelValue:
+    """[b, heads, s, w] as [b, s, heads * w]."""
+    batch, heads, length, width = x.shape
+    return n.call("reshape", n.call("transpose", x, perm=(0, 2, 1, 3)), shape=(batch, length, heads * width))
+
+
 def _attend(
     n: NodeContext, q: ModelValue, k: ModelValue, v: ModelValue, mask: ModelValue | None, bias: ModelValue | None, held: Expr
 ) -> ModelValue:
     """[b, s, heads * w] of q [b, heads, s, w] and of keys and values of t places, the first `held` of which are a past's."""
-    batch, heads, length, width = q.shape
+    batch, _, length, width = q.shape
     scores = n.call("matmul", q, n.call("transpose", k, perm=(0, 1, 3, 2)))
     scores = with_term(n, n.call("mul", scores, _scale(n, width, q.dtype)), bias)
     if mask is not None:
@@ -136,8 +141,7 @@ def _attend(
         scores = n.call("add", scores, n.call("where", is_seen, n.const(0, q.dtype), low))
     if n.attr("unidirectional", 0):
         scores = n.call("where", _is_later(n, length, k.shape[2], held), n.const(np.finfo(q.dtype.numpy).min, q.dtype), scores)
-    made = n.call("transpose", n.call("matmul", n.call("softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
-    return n.call("reshape", made, shape=(batch, length, heads * v.shape[3]))
+    return in_rows(n, n.call("matmul", n.call("softmax", scores, axis=-1), v))
 
 
 def _scale(n: NodeContext, width: Expr, dtype: DType) -> ModelValue:
@@ -152,12 +156,8 @@ def _scale(n: NodeContext, width: Expr, dtype: DType) -> ModelValue:
 def _is_later(n: NodeContext, length: Expr, places: Expr, held: Expr) -> ModelValue:
     """[s, t]: whether a place comes after the one that asks. Those that ask are the ones behind the `held` of a past; the last of them
     sees all, also where there are more than these, as onnxruntime has it."""
-
-    def number(size: Expr) -> ModelValue:
-        return elements_value(make_elements([simplify(size, n.facts)], ()), i64)
-
     row = n.call("range", size=length)
-    asking = n.call("where", n.call("less", row, number(length - 1)), n.call("add", row, number(held)), number(places - 1))
+    asking = n.call("where", n.call("less", row, size_value(length - 1)), n.call("add", row, size_value(held)), size_value(places - 1))
     return n.call("less", n.call("reshape", asking, shape=(length, const(1))), n.call("range", size=places))
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound
-from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import simplify
-from tc.ir.dtype import f32, f64, i64
+from tc.ir.dtype import f32, f64
 from tc.ir.expr import Const, Expr, const, equal, select
 from tc.ir.types import product
 from tc.ops.fourier import roots_of_one
@@ -95,7 +94,7 @@ def _dft(n: NodeContext, x: ModelValue, axis: int) -> ModelValue:
     rows = n.call("reshape", x, shape=(product(outer), simplify(size * pair, n.facts)))
     found = _rows_transformed(n, rows, size, kept, is_complex, inverse)
     if inverse:
-        count = n.call("cast", elements_value(make_elements([size], ()), i64), dtype=found.dtype)
+        count = n.call("cast", size_value(size), dtype=found.dtype)
         found = n.call("div", found, count)
     found = n.call("reshape", found, shape=(*outer, kept, const(2)))
     if onesided and inverse:

@@ -11,13 +11,12 @@ import numpy as np
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.operand_sizes import require_divides
-from tc.frontend.onnx.ops_attention import in_heads
+from tc.frontend.onnx.ops_attention import in_heads, in_rows
 from tc.frontend.onnx.quantized import with_term
-from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import bool_, i64
-from tc.ir.expr import Expr, Select, const, equal, maximum
+from tc.ir.expr import Const, Expr, Select, const, equal, maximum
 from tc.ops.common import require_equal
 
 _DOMAIN = "com.microsoft"
@@ -41,7 +40,7 @@ def import_rotary_embedding(n: NodeContext) -> NodeResult:
         first = n.call("reshape", places, shape=(1, 1))
         places = n.call("add", first, n.call("cast", n.call("range", size=apart.shape[2]), dtype=places.dtype))
     found = _rotated(n, apart, places, cos, sin, interleaved=bool(n.attr("interleaved", 0)))
-    return found if x.rank == 4 else _in_rows(n, found)
+    return found if x.rank == 4 else in_rows(n, found)
 
 
 @onnx_op("GroupQueryAttention", domain=_DOMAIN)
@@ -64,7 +63,7 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
     totals = n.call("cast", n.call("reshape", n.value(5), shape=(batch,)), dtype=i64)
     most = n.graph.dims(n.call("reshape", n.value(6), shape=(1,)), f"{n.label}.total_sequence_length", n.span)[0]
     is_first = _flag(n, equal(most, length))
-    held = n.call("sub", totals, _number(n, length - 1))
+    held = n.call("sub", totals, size_value(length - 1))
     held = n.call("where", is_first, n.const(0, i64), held)  # places of the cache that a sentence has
     k_past, v_past = n.optional(3), n.optional(4)
     places: Expr = most if k_past is None else simplify(maximum(most, k_past.shape[2]), n.facts)
@@ -73,7 +72,7 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
     held = n.call("check_range", held, limit=places - length + 1, what="number of places of the cache")
     k, v = (_written(n, past, new, held, places) for past, new in ((k_past, k), (v_past, v)))
     scores = n.call("matmul", q, n.call("transpose", _repeated(n, k, heads // kv_heads), perm=(0, 1, 3, 2)))
-    scores = n.call("mul", scores, n.const(n.attr("scale", 0.0) or float(_fixed(width)) ** -0.5, q.dtype))
+    scores = n.call("mul", scores, n.const(n.attr("scale", 0.0) or float(_fixed(n, width)) ** -0.5, q.dtype))
     softcap = n.attr("softcap", 0.0)
     if softcap:
         cap = n.const(softcap, q.dtype)
@@ -82,16 +81,10 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
     lowest = n.const(np.finfo(q.dtype.numpy).min if q.dtype.name != "bf16" else -3e38, q.dtype)
     scores = n.call("where", _is_seen(n, held, length, places), scores, lowest)
     made = n.call("matmul", _weights(n, scores, heads), _repeated(n, v, heads // kv_heads))
-    return [_in_rows(n, made), k, v]
+    return [in_rows(n, made), k, v]
 
 
 # -- heads
-
-
-def _in_rows(n: NodeContext, x: ModelValue) -> ModelValue:
-    """[b, heads, s, w] as [b, s, heads * w]."""
-    batch, heads, length, width = x.shape
-    return n.call("reshape", n.call("transpose", x, perm=(0, 2, 1, 3)), shape=(batch, length, heads * width))
 
 
 def _heads_of(n: NodeContext, heads: int, kv_heads: int) -> list[ModelValue]:
@@ -101,25 +94,25 @@ def _heads_of(n: NodeContext, heads: int, kv_heads: int) -> list[ModelValue]:
         raise NodeError(f"GroupQueryAttention of {first.type}, with keys or values alone")
     if k is None or v is None:
         total = heads + 2 * kv_heads
-        width = _fixed(first.shape[2]) // total
+        width = _fixed(n, first.shape[2]) // total
         parts = [part * width for part in (heads, kv_heads, kv_heads)]
-        if sum(parts) != _fixed(first.shape[2]):
+        if sum(parts) != _fixed(n, first.shape[2]):
             raise NodeError(f"GroupQueryAttention: {total} heads of queries, keys and values in {first.type}")
         made = n.graph.call("split", first, span=n.span, names=[n.label] * 3, axis=2, sizes=tuple(parts))
         return [in_heads(n, part, count) for part, count in zip(made, (heads, kv_heads, kv_heads), strict=True)]
     n.graph.state(lambda: require_divides(const(heads), first.shape[2], f"{n.op_type}: the last dim of {first.type}"), n.span)
-    width = _fixed(first.shape[2]) // heads
+    width = _fixed(n, first.shape[2]) // heads
     for new in (k, v):
         text = f"{n.op_type}: the last dim of {new.type}, of {kv_heads} heads"
         n.graph.state(lambda new=new, text=text: require_equal(new.shape[2], const(kv_heads * width), text), n.span)  # type: ignore[misc]
     return [in_heads(n, x, count) for x, count in ((first, heads), (k, kv_heads), (v, kv_heads))]
 
 
-def _fixed(dim: Expr) -> int:
-    value = simplify(dim)
-    if not hasattr(value, "value"):
-        raise UnsupportedError(f"GroupQueryAttention of heads of {dim} elements", code="TC1015")
-    return int(value.value)
+def _fixed(n: NodeContext, dim: Expr) -> int:
+    value = simplify(dim, n.facts)
+    if not isinstance(value, Const):
+        raise UnsupportedError(f"{n.op_type} of heads of {dim} elements", code="TC1015")
+    return int(value)
 
 
 def _repeated(n: NodeContext, x: ModelValue, times: int) -> ModelValue:
@@ -135,12 +128,8 @@ def _repeated(n: NodeContext, x: ModelValue, times: int) -> ModelValue:
 # -- places
 
 
-def _number(n: NodeContext, size: Expr) -> ModelValue:
-    return elements_value(make_elements([size], ()), i64)
-
-
 def _flag(n: NodeContext, condition: Expr) -> ModelValue:
-    return n.call("cast", _number(n, Select(condition, const(1), const(0))), dtype=bool_)
+    return n.call("cast", size_value(Select(condition, const(1), const(0))), dtype=bool_)
 
 
 def _placed(n: NodeContext, q: ModelValue, k: ModelValue, totals: ModelValue, held: ModelValue) -> tuple[ModelValue, ModelValue]:
@@ -152,14 +141,14 @@ def _placed(n: NodeContext, q: ModelValue, k: ModelValue, totals: ModelValue, he
     else:
         after = n.call("add", n.call("reshape", held, shape=(batch, 1)), n.call("range", size=length))
         is_there = n.call("less", after, n.call("add", n.call("reshape", totals, shape=(batch, 1)), n.const(1, i64)))
-        places = n.call("where", is_there, after, n.const(1 if prove(cos.shape[0] >= 2, n.facts) else 0, i64))  # of no token
+        places = n.call("where", is_there, after, n.const(1 if prove(cos.shape[0] >= 2, n.facts) is True else 0, i64))  # of no token
     interleaved = bool(n.attr("rotary_interleaved", 0))
     return tuple(_rotated(n, x, places, cos, sin, interleaved=interleaved) for x in (q, k))  # type: ignore[return-value]
 
 
 def _rotated(n: NodeContext, x: ModelValue, places: ModelValue, cos: ModelValue, sin: ModelValue, *, interleaved: bool) -> ModelValue:
     """x [b, heads, s, w] by the angles of `places` [b, s]: pairs are halves of the first 2 * r elements, or neighbours."""
-    half = _fixed(cos.shape[1])
+    half = _fixed(n, cos.shape[1])
     text = f"{n.op_type}: the caches of cosines and sines"
     n.graph.state(lambda: require_equal(sin.shape[1], cos.shape[1], text), n.span)
     batch, heads, length, width = x.shape

@@ -8,7 +8,6 @@ from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.branches import choose
 from tc.frontend.onnx.control_flow import bind_loop
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.stored_sequences import (
     common_dims,
     erased,
@@ -30,7 +29,7 @@ from tc.frontend.onnx.values import (
     StoredSequence,
     StringsValue,
     constant_value,
-    elements_value,
+    size_value,
 )
 from tc.ir.arith import prove
 from tc.ir.dtype import i64
@@ -82,7 +81,7 @@ def import_sequence_empty(n: NodeContext) -> NodeResult:
 def import_sequence_length(n: NodeContext) -> NodeResult:
     found = _sequence(n, 0)
     length = found.length if isinstance(found, StoredSequence) else const(len(found.items))
-    return elements_value(make_elements([length], ()), i64)
+    return size_value(length)
 
 
 @onnx_op("SequenceAt")
@@ -195,7 +194,7 @@ def _split_stored(n: NodeContext, x: ModelValue, axis: int) -> StoredSequence:
     first = n.call("transpose", x, perm=(axis, *(k for k in range(x.rank) if k != axis)))
     count = ceildiv(dim, size)
     left = n.call("range", start=dim, size=count, step=-size)
-    rest: list[ModelValue | None] = [elements_value(make_elements([other], ()), i64) for other in x.shape]
+    rest: list[ModelValue | None] = [size_value(other) for other in x.shape]
     rest[axis] = n.call("minimum", left, n.const(size.value, i64))
     if asked is None and not n.attr("keepdims", 1):
         del rest[axis]

@@ -12,7 +12,7 @@ from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import axes_from_data, count_of, vector, with_axes, without_axes
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import ModelValue, StringsValue, constant_value, elements_value
+from tc.frontend.onnx.values import ModelValue, StringsValue, constant_value, elements_value, size_value
 from tc.ir import dtype as dtypes
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64, u64
@@ -219,7 +219,7 @@ def _dims_from_data(n: NodeContext, x: ModelValue, shape: ModelValue, allow_zero
         target = n.call("where", n.call("equal", target, n.const(0, i64)), copied, target)
     unknown = n.call("equal", target, n.const(-1, i64))
     others = n.call("prod", n.call("where", unknown, n.const(1, i64), target), axes=None, keepdims=False)
-    total = elements_value(make_elements([product(x.shape)], ()), i64)
+    total = size_value(product(x.shape))
     dims = n.call("where", unknown, n.call("div", total, others), target)
     return n.graph.dims(dims, f"{n.label}.shape", n.span)
 

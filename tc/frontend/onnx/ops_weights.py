@@ -11,8 +11,7 @@ import numpy as np
 
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import prove
 from tc.ir.dtype import DType, bool_, f32, i8, i32, i64, u2, u4, u8, unpack
 from tc.ir.expr import Const, Expr, ceildiv, equal, is_const
@@ -212,6 +211,6 @@ def _of_blocks(n: NodeContext, value: ModelValue, data: ModelValue, along: int, 
 def _blocks_of(n: NodeContext, indices: ModelValue, size: Expr, block: int) -> ModelValue:
     """Which blocks of an axis of this size its elements are in; those below 0 count from the end."""
     wide = n.call("cast", indices, dtype=i64)
-    from_end = n.call("add", wide, elements_value(make_elements([size], ()), i64))
+    from_end = n.call("add", wide, size_value(size))
     places = n.call("where", n.call("less", wide, n.const(0, i64)), from_end, wide)
     return n.call("div", places, n.const(block, i64))

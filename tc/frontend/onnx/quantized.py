@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tc.errors import UnsupportedError
 from tc.frontend.onnx.node_context import Calls
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove
@@ -58,24 +57,13 @@ def dynamically_quantized(c: Calls, x: ModelValue) -> tuple[ModelValue, ModelVal
     return c.call("quantize_linear", x, scale, shift, dtype=u8), scale, shift
 
 
-def zero_points(c: Calls, zero: ModelValue | None) -> ModelValue | None:
-    """One for all, or a vector of those of the rows or columns."""
-    if zero is None or zero.rank == 0:
-        return zero
-    if is_one(zero):
-        return scalar(c, zero)
-    if zero.rank > 1:
-        raise UnsupportedError(f"{c.label}: zero points of rank {zero.rank}", code="TC1014")
-    return zero
-
-
 def integer_product(
     c: Calls, a: ModelValue, a_scale: ModelValue, a_zero: ModelValue | None,
     b: ModelValue, b_scale: ModelValue, b_zero: ModelValue | None,
 ) -> ModelValue:  # fmt: skip
     """a @ b in f32; the scales may be those of a's rows and of b's columns, [m] and [n], or, of each product of a batch, [b, m, 1] and
     [b, 1, n]."""
-    of_each = any(map(_is_of_each, (a_scale, a_zero, b_scale, b_zero)))
+    of_each = [value for value in (a_scale, a_zero, b_scale, b_zero) if value is not None and _is_of_each(value)]
     if not of_each and are_literals(a_scale, a_zero, b_scale, b_zero) and is_one(a_scale):
         return c.call("matmul", dequantized(c, a, a_scale, a_zero), dequantized(c, b, b_scale, b_zero, b.rank - 1))
     total = integer_sums(c, a, b, a_zero, b_zero)
@@ -87,24 +75,24 @@ def integer_product(
 
 def integer_sums(c: Calls, a: ModelValue, b: ModelValue, a_zero: ModelValue | None, b_zero: ModelValue | None) -> ModelValue:
     """(a - a_zero) @ (b - b_zero) in i32. What zero points of each product of a batch add is taken off afterwards."""
-    a_own, b_own = (None if zero is not None and _is_of_each(zero) else zero_points(c, zero) for zero in (a_zero, b_zero))
+    a_own, b_own = (None if zero is None or _is_of_each(zero) else parameter(c, zero) for zero in (a_zero, b_zero))
     total = c.call("matmul_integer", a, b, a_own, b_own)
-    if b_zero is not None and b_zero.rank and b_own is None:
+    if b_zero is not None and _is_of_each(b_zero):
         total = c.call("sub", total, c.call("mul", _sums(c, a, a_own, -1), cast(c, b_zero, i32)))
-    if a_zero is not None and a_zero.rank and a_own is None:
+    if a_zero is not None and _is_of_each(a_zero):
         total = c.call("sub", total, c.call("mul", cast(c, a_zero, i32), _sums(c, b, b_zero, -2)))
     return total
 
 
-def _is_of_each(value: ModelValue | None) -> bool:
-    return value is not None and value.rank > 1 and not is_one(value)
+def _is_of_each(value: ModelValue) -> bool:
+    return value.rank > 1 and not is_one(value)
 
 
 def _sums(c: Calls, x: ModelValue, zero: ModelValue | None, axis: int) -> ModelValue:
     """Those of x - zero along the rows or the columns."""
     wide = cast(c, x, i32)
     if zero is not None:
-        zero = cast(c, zero, i32)
+        zero = parameter(c, zero, i32)
         if zero.rank == 1 and axis == -1:
             zero = c.call("reshape", zero, shape=(zero.shape[0], const(1)))
         wide = c.call("sub", wide, zero)

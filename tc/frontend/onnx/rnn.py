@@ -15,8 +15,7 @@ from tc.frontend.onnx.activations import ACTIVATIONS, Activation
 from tc.frontend.onnx.control_flow import bind_loop, flip
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.quantized import dynamically_quantized, integer_product
-from tc.frontend.onnx.size_elements import make_elements
-from tc.frontend.onnx.values import ModelValue, elements_value
+from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.dtype import i64
 from tc.ir.expr import Expr, as_expr, const, is_const
 from tc.ops.common import require_equal
@@ -315,18 +314,13 @@ def _run(
     if is_const(length, 1) and lengths is None:
         states = _STEPS[kind.name](n, n, one, n.call("squeeze", one.projected, axes=(0,)), init)
         return n.call("unsqueeze", states[0], axes=(0,)), states
-    last = _as_value(length - 1)
+    last = size_value(length - 1)
     *states, outputs = bind_loop(n, length, None, init, step, f"{n.place_here}/step")
     if flipped:
         outputs = flip(n, outputs, 0)
     elif backward and lengths is not None:
         outputs = n.call("reverse_sequence", outputs, lengths, time_axis=0, batch_axis=1)
     return outputs, states
-
-
-def _as_value(expr: Expr) -> ModelValue:
-    """A dim as an i64 scalar."""
-    return elements_value(make_elements([expr], ()), i64)
 
 
 def _gates(c: Calls, x: ModelValue, count: int, hidden: int) -> list[ModelValue]:

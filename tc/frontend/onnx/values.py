@@ -8,8 +8,8 @@ from typing import Any, Union
 
 import numpy as np
 
-from tc.frontend.onnx.size_elements import Elements, array_of_elements, elements_of_array, is_constant
-from tc.ir.dtype import DType
+from tc.frontend.onnx.size_elements import Elements, array_of_elements, elements_of_array, is_constant, make_elements
+from tc.ir.dtype import DType, i64
 from tc.ir.expr import Expr
 from tc.ir.graph import Atom, TensorConst
 from tc.ir.types import TensorType, tensor_type
@@ -130,3 +130,8 @@ def elements_value(elements: Elements, dtype: DType) -> ModelValue:
     if is_constant(elements):
         return ModelValue(type_, TensorConst(array_of_elements(elements, dtype)), elements)
     return ModelValue(type_, None, elements)
+
+
+def size_value(size: Expr) -> ModelValue:
+    """A size, or another number of elements, as an i64 scalar."""
+    return elements_value(make_elements([size], ()), i64)

@@ -35,10 +35,13 @@ def is_join(value: object) -> bool:
     """Whether the result of an operation is its operands, one after the other in memory."""
     if not isinstance(value, Call):
         return False
-    rule, types = get_op(value.op).joins, operand_types(value)
+    rule = get_op(value.op).joins
+    if rule is None:
+        return False
+    types = operand_types(value)
     if any(isinstance(type_, TensorType) and type_.dtype.per_byte > 1 for type_ in types):
         return False  # an operand may begin within a byte
-    return rule is not None and rule(types, full_attrs(value))
+    return rule(types, full_attrs(value))
 
 
 def part_offset(value: object) -> Expr | None:

@@ -125,17 +125,19 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
         return _as_convolutions(b, m, apart, block, strides)
     if must:
         return None
-    channels = w.shape[1]
-    padded = phase_channels(channels, block, groups)
-    weights = phase_weights(w, found, strides, padded, groups=groups)
-    bias = m.atoms.get("bias")
+    channels = phase_channels(w.shape[1], block, groups)
+    return interleave(b, _convolved(b, m, found, strides, channels), strides, channels, result, m.call("conv").span, groups)
+
+
+def _convolved(b: GraphBuilder, m: Match, axes: Sequence[PhaseAxis], strides: Sequence[int], channels: int) -> Atom:
+    """The convolution for the phases of these axes: all those of the strides, or one."""
+    w, groups, bias = m.value("w"), m.attrs("conv").groups, m.atoms.get("bias")
+    weights = phase_weights(w, axes, strides, channels, groups=groups)
     shift = None
     if bias is not None:
-        own = m.value("bias") if groups > 1 else np.pad(m.value("bias"), (0, padded - channels))
+        own = m.value("bias") if groups > 1 else np.pad(m.value("bias"), (0, channels - w.shape[1]))
         shift = b.const(for_all_phases(own, strides, groups))
-    span = m.call("conv").span
-    phases = b.call("conv", m.x, b.const(weights), shift, **phase_attrs(found, groups), span=span)
-    return interleave(b, phases, strides, padded, result, span, groups)
+    return b.call("conv", m.x, b.const(weights), shift, **phase_attrs(axes, groups), span=m.call("conv").span)
 
 
 def _has_zeros(phases: Sequence[Sequence[PhaseAxis]]) -> bool:
@@ -163,14 +165,8 @@ def _pays_apart(axes: Sequence[PhaseAxis], phases: Sequence[Sequence[PhaseAxis]]
 
 
 def _as_convolutions(b: GraphBuilder, m: Match, phases: list[list[PhaseAxis]], block: int, strides: Sequence[int]) -> Atom:
-    w, span = m.value("w"), m.call("conv").span
-    channels = phase_channels(w.shape[1], block, 1)
-    bias = m.atoms.get("bias")
-    shift = None if bias is None else b.const(np.pad(m.value("bias"), (0, channels - w.shape[1])))
-    ones = (1,) * len(strides)
-    parts = [
-        b.call("conv", m.x, b.const(phase_weights(w, own, ones, channels)), shift, **phase_attrs(own, 1), span=span) for own in phases
-    ]
+    channels, span = phase_channels(m.value("w").shape[1], block, 1), m.call("conv").span
+    parts = [_convolved(b, m, own, (1,) * len(strides), channels) for own in phases]
     n, _, *positions = parts[0].type.shape  # type: ignore[union-attr]
     # Before the batch, so that they lie one after the other however large it is.
     joined = b.call("concat", *parts, axis=0, span=span)
