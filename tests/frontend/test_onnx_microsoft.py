@@ -79,7 +79,7 @@ WITH_OPERANDS: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, Any]]
     "ExpandDims": ([np.ones((3, 4), F32)], {"axis": np.array(-1, np.int32)}, {}),
     "GatherND": ([np.arange(9, dtype=F32).reshape(3, 3)], {"places": np.array([[2], [0]])}, {}),
     "Range": ([np.array(1, F32), np.array(6, F32)], {}, {}),
-    "Unique": ([np.array([3, 1, 2, 1, 3, 5], F32)], {}, {}),
+    "Unique": ([np.array([3, 1, np.nan, 2, 1, np.nan, 3, 5], F32)], {}, {}),
     "MatMulInteger16": ([np.array([[-32768, 7]], np.int16), np.array([[32767], [-9]], np.int16)], {}, {}),
 }
 

@@ -130,8 +130,8 @@ def import_expand_dims(n: NodeContext) -> NodeResult:
 
 @onnx_op("Unique", domain=_DOMAIN)
 def import_microsofts_unique(n: NodeContext) -> NodeResult:
-    """Values in the order in which they are met, which one each element is, and how often it is there."""
-    values, _, numbers, counts = unique_values(n, None, in_order=False)
+    """Values in the order in which they are met, each NaN another one, which one each element is, and how often it is there."""
+    values, _, numbers, counts = unique_values(n, None, in_order=False, one_nan=False)
     return values, numbers, counts
 
 

@@ -399,18 +399,21 @@ def _places(n: NodeContext, flat: ModelValue, shape: Sequence[Expr]) -> ModelVal
 
 @onnx_op("Unique")
 def import_unique(n: NodeContext) -> NodeResult:
-    return unique_values(n, n.attr("axis"), in_order=bool(n.attr("sorted", 1)))
+    axis = n.attr("axis")
+    return unique_values(n, axis, in_order=bool(n.attr("sorted", 1)), one_nan=axis is None)
 
 
-def unique_values(n: NodeContext, axis: int | None, *, in_order: bool) -> tuple[ModelValue, ModelValue, ModelValue, ModelValue]:
-    """Values, where each first is, which one each element is, and how often it is there."""
+def unique_values(
+    n: NodeContext, axis: int | None, *, in_order: bool, one_nan: bool
+) -> tuple[ModelValue, ModelValue, ModelValue, ModelValue]:
+    """Values, where each first is, which one each element is, and how often it is there; all NaN are one, or each is another."""
     x = n.value(0)
     along = 0 if axis is None else normalize_axis(axis, x.rank, "Unique")
     if axis is None:
         x = n.call("reshape", x, shape=(product(x.shape),))
     size = x.shape[along]
     slices = n.call("reshape", x, shape=(product(x.shape[:along]), size, product(x.shape[along + 1 :])))
-    order, starts, total = n.graph.call("equal_slices", slices, span=n.span, one_nan=axis is None)
+    order, starts, total = n.graph.call("equal_slices", slices, span=n.span, one_nan=one_nan)
     (count,) = n.graph.dims(total, f"{n.label}.count", n.span)
     begins, ends = (n.call("slice", starts, starts=(const(k),), sizes=(count,), steps=(1,)) for k in range(2))
     first = n.call("gather", order, begins, axis=0, in_range=True)
