@@ -13,7 +13,7 @@ from enum import Enum
 
 from tc.ir.expr import Expr, Var, const
 from tc.ir.graph import AttrValue, TensorConst, TensorVar
-from tc.ir.node import Located, Node, walk
+from tc.ir.node import Located, Node, cached_on_node, children
 from tc.ir.types import DimFact, TensorType
 
 
@@ -201,7 +201,7 @@ def allocated_blocks(steps: Iterable[PlanStep], before: Set[int] = frozenset()) 
     """The dynamic blocks that are allocated when `steps` have run, given those `before`. AssertionError if a step takes one that is not."""
     found = set(before)
     for step in steps:
-        taken: set[int] = set()
+        taken: Set[int] = frozenset()
         match step:
             case Allocate(index=index):
                 found.add(index)
@@ -213,7 +213,7 @@ def allocated_blocks(steps: Iterable[PlanStep], before: Set[int] = frozenset()) 
                 taken = _dynamic_blocks(condition)
                 found |= allocated_blocks(first, found) & allocated_blocks(second, found)
             case Repeat(condition=condition, body=body):
-                taken = set() if condition is None else _dynamic_blocks(condition)
+                taken = frozenset() if condition is None else _dynamic_blocks(condition)
                 allocated_blocks(body, found)
             case _:
                 if isinstance(step, CallOut):
@@ -223,5 +223,7 @@ def allocated_blocks(steps: Iterable[PlanStep], before: Set[int] = frozenset()) 
     return found
 
 
-def _dynamic_blocks(node: Node) -> set[int]:
-    return {slot.index for slot in walk(node) if isinstance(slot, Slot) and slot.place is SlotPlace.DYNAMIC}
+@cached_on_node
+def _dynamic_blocks(node: Node) -> frozenset[int]:
+    own = frozenset[int]((node.index,) if isinstance(node, Slot) and node.place is SlotPlace.DYNAMIC else ())
+    return own.union(*map(_dynamic_blocks, children(node)))

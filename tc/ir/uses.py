@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.box_copies import Arrive, CopyBox, SetUpBarrier
-from tc.ir.expr import Buffer, Load, Var
+from tc.ir.expr import Buffer, Load, Max, Min, Select, Var
 from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall, While
 from tc.ir.node import Located, Node, binders, cached_on_node, children
 
@@ -50,6 +50,12 @@ def buffers_written(node: Node) -> frozenset[Buffer]:
     if isinstance(node, WarpCall):
         return frozenset((node.operands[-1].buffer,))
     return _joined([buffers_written(child) for child in children(node) if isinstance(child, Located)])
+
+
+@cached_on_node
+def has_choices(node: Node) -> bool:
+    """Whether anything at or below a node is one of two values."""
+    return isinstance(node, (Select, Max, Min)) or any(map(has_choices, children(node)))
 
 
 @cached_on_node

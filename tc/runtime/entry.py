@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.expressions import ScalarEmitter
@@ -16,7 +17,6 @@ from tc.errors import CodegenError
 from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, simplify
 from tc.ir.expr import Const, Expr, Var
-from tc.ir.node import walk
 from tc.ir.plan import (
     ON_HOST,
     Allocate,
@@ -47,6 +47,7 @@ from tc.ir.plan_checks import (
     wrong_size,
 )
 from tc.ir.types import DimFact, TensorType
+from tc.ir.uses import variables
 from tc.runtime.entry_memory import EntryMemory
 from tc.runtime.faults import COLLECT, has_checks
 from tc.runtime.float_mode import wrapped_in_usual_mode
@@ -182,19 +183,20 @@ class _EntryEmitter:
         bad, good = b.label("bad"), b.label("good")
         b.branch_if(condition, good, bad)
         b.start_block(bad)
-        if detail is not None:
-            self._set_word(DETAIL, detail)
-        for word, value in details().items():
-            self._set_word(word, value)
-        for dim in dims:
-            self._set_word(self.layout.dims + self.layout.dim_vars.index(dim), self.dims.values[dim])
+        with b.scope():
+            if detail is not None:
+                self._set_word(DETAIL, detail)
+            for word, value in details().items():
+                self._set_word(word, value)
+            for dim in dims:
+                self._set_word(self.layout.dims + self.layout.dim_vars.index(dim), self.dims.values[dim])
         b.emit_void(f"ret i64 {len(self.checks)}")
         b.start_block(good)
 
     def _dims_of(self, expr: Expr | None) -> list[Var]:
         """The dims in an expression that have a word in the frame."""
-        found = () if expr is None else (node for node in walk(expr) if isinstance(node, Var))
-        return [var for var in dict.fromkeys(found) if var in self.layout.dim_vars and var in self.dims.values]
+        found = frozenset[Var]() if expr is None else variables(expr)
+        return [var for var in self.layout.dim_vars if var in found and var in self.dims.values]
 
     # -- prepare
 
@@ -232,13 +234,13 @@ class _EntryEmitter:
         """The value of a size; leaves with `message` when 64 bits do not hold it."""
         with self.b.watch_overflow() as overflows:
             value = self.dims.value(simplify(size_bytes, self.facts))
-        for flag in overflows:
-            fits = self.b.binary("xor", flag, int_value(1, "i1"))
+        if overflows:
+            fits = self.b.binary("xor", reduce(partial(self.b.binary, "or"), overflows), int_value(1, "i1"))
             self._fail_unless(fits, FailedCheck(message), about=size_bytes)
         return value
 
     def _is_bound(self, expr: Expr) -> bool:
-        return all(node in self.dims.values for node in walk(expr) if isinstance(node, Var))
+        return variables(expr) <= self.dims.values.keys()
 
     def _bind_inputs(self, check: bool) -> None:
         equations: list[tuple[int, int, Expr, Value]] = []
@@ -367,7 +369,8 @@ class _EntryEmitter:
         """Steps whose values do not dominate what follows."""
         known = dict(self.dims.values)
         self.depth += 1
-        self._steps(steps)
+        with self.b.scope():
+            self._steps(steps)
         self.depth -= 1
         self.dims.values = known
 

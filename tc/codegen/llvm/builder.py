@@ -276,6 +276,10 @@ class FunctionBuilder:
             return b
         return a if b.known == 1 or a.known == 0 else self._watched("mul", a, b)
 
+    @property
+    def watches_overflow(self) -> bool:
+        return self._overflows is not None
+
     @contextmanager
     def watch_overflow(self) -> Iterator[list[Value]]:
         """Collect, for every sum and product of scalars emitted inside, a flag that says whether it left the range of its type."""

@@ -8,6 +8,7 @@ other float operation is reassociated.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from tc.codegen.dequantized import adds_dequantized
 from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
@@ -59,7 +60,7 @@ from tc.ir.expr import (
     const,
 )
 from tc.ir.node import walk
-from tc.ir.uses import reads_memory
+from tc.ir.uses import reads_memory, variables
 
 _FAR = 1 << 30
 """Further than lanes are apart, and a number of 32 bits."""
@@ -298,11 +299,24 @@ class ExpressionEmitter(MemoryEmitter):
         return emit_integer_math(self.b, name, args, dtype)
 
 
+class _ScalarExpressions(ExpressionEmitter):
+    """Computes an expression once where that dominates; not what is asked whether it overflows by what is not."""
+
+    def value(self, expr: Expr) -> Value:
+        if isinstance(expr, (Const, Var)):
+            return super().value(expr)
+        values = tuple(known.text for var in variables(expr) if (known := self.state.values.get(var)) is not None)  # which may change
+        return self.b.once((expr, values, self.b.watches_overflow), partial(super().value, expr))
+
+
 class ScalarEmitter:
-    """Emits scalar expressions over dims, for code that is not a kernel. `values` holds the dims known so far."""
+    """Emits scalar expressions over dims, for code that is not a kernel: every branch and loop body of which is a `scope`.
+
+    `values` holds the dims known so far.
+    """
 
     def __init__(self, builder: FunctionBuilder, facts: Facts) -> None:
-        self._emitter = ExpressionEmitter(builder.module, facts, {})
+        self._emitter = _ScalarExpressions(builder.module, facts, {})
         self._emitter.state = State(builder)
 
     @property

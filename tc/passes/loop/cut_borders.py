@@ -30,7 +30,7 @@ from tc.ir.expr import (
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store, seq
 from tc.ir.node import Node, children, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
-from tc.ir.uses import reads_memory, variables
+from tc.ir.uses import has_choices, reads_memory, variables
 from tc.passes.loop.simplify_loops import simplify_statement
 from tc.passes.manager import loop_pass
 
@@ -58,6 +58,8 @@ def cut_borders(func: PrimFunc) -> PrimFunc:
 
 def _cut(stmt: Stmt, facts: Facts, dims: frozenset[Var], *, at_end: bool = False) -> Stmt:
     """`at_end`: before or after the middle of a loop that was cut, where unrolled loops are cut too."""
+    if not has_choices(stmt):
+        return stmt
     if isinstance(stmt, For):
         return _cut_loop(stmt, facts, dims, at_end)
     if isinstance(stmt, Seq):

@@ -10,7 +10,7 @@ from tc.ir.expr import Const, Expr, Le, Load, Lt, Select, Var, conjuncts, const,
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store
 from tc.ir.node import Node, NodeT, replace, transform, walk
 from tc.ir.structural import fresh_binders
-from tc.ir.uses import variables
+from tc.ir.uses import has_choices, variables
 from tc.passes.manager import loop_pass
 
 MOST_NODES = 300
@@ -41,6 +41,8 @@ def hoist_choices(func: PrimFunc) -> PrimFunc:
 
 
 def _hoist(stmt: Stmt, facts: Facts) -> Stmt:
+    if not has_choices(stmt):
+        return stmt
     if isinstance(stmt, For):
         if stmt.kind in (LoopKind.SERIAL, LoopKind.PARALLEL) and _copies_vectors(stmt):
             return _asked(stmt, facts, MOST_CHOICES) or stmt
