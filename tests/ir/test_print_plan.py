@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tc.ir.dtype import bool_, f32, i64
-from tc.ir.expr import Var, const
+from tc.ir.expr import Var, const, maximum
 from tc.ir.graph import TensorVar
 from tc.ir.plan import (
     Allocate,
@@ -74,3 +74,27 @@ output 0: y is output[0]: f32[n, 4]
 
 def test_every_step_of_a_plan_has_its_line() -> None:
     assert print_plan(PLAN) == TEXT
+
+
+def test_what_is_long_of_sizes_has_names_and_no_line_grows_with_them() -> None:
+    size, most = N * 64, 40  # each step has the one before it twice
+    for k in range(most):
+        size = maximum(size, (size + N * (k + 1000)) // 3)
+    places = [replace(SCRATCH, offset=size + 64 * k) for k in range(3)]
+    steps = tuple(Launch("scale", (X, place), (N,)) for place in places)
+    text = print_plan(replace(PLAN, steps=steps, arena_bytes=size + 256))
+    names = dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line)
+    assert names and max(map(len, text.splitlines())) < 160
+
+    def value(expr: str, n: int) -> int:
+        known: dict[str, object] = {"n": n, "max": max}
+        for name, meant in names.items():
+            known[name] = eval(meant, {}, known)  # each is made of those above it
+        return int(eval(expr, {}, known))
+
+    for n in (1, 7, 1000):
+        expected = n * 64
+        for k in range(most):
+            expected = max(expected, (expected + n * (k + 1000)) // 3)
+        for k, line in enumerate(line for line in text.splitlines() if line.startswith("scale")):
+            assert value(line.split("arena[")[1].split("]")[0], n) == expected + 64 * k
