@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tc.errors import QuantizationError, UnsupportedError
 from tc.quantization.description import HardwareDescription
-from tc.quantization.prepare import NARROW_OPSET, attribute, drop_unused, opset_of, raise_opset
+from tc.quantization.prepare import NARROW_OPSET, attribute, drop_unused, fresh_name, opset_of, raise_opset, walk_nodes
 from tc.quantization.thresholds import quantize_weight, weight_scales
 from tc.quantization.topology import Edge, analyse, weight_arrays
 
@@ -71,6 +71,9 @@ class _LiteralWriter:
                 self.sites.append((by_name[site.name], weight))
         if not self.sites:
             raise UnsupportedError(f"nothing to quantize in this mode: no {' or '.join(ops)} with literal weights", code="TC5001")
+        graph = self.model.graph
+        self.taken = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+        self.taken |= {name for node in walk_nodes(graph) for name in node.output}
         self.new: dict[str, list[onnx.NodeProto]] = {}
         self.made: dict[tuple[object, ...], str] = {}
         self.before: list[onnx.NodeProto] = []
@@ -83,18 +86,22 @@ class _LiteralWriter:
         self.new[node.name] = self._pending
 
     def op(self, op_type: str, *inputs: str, name: str, outputs: Sequence[str] = (), **attrs: Any) -> str:
-        node = helper.make_node(op_type, inputs, list(outputs) or [name], name=name, **attrs)
+        """The first result of a new node; without `outputs` it is called like the node, or as nearly so as it can be."""
+        node = helper.make_node(op_type, inputs, list(outputs) or [self.fresh(name)], name=name, **attrs)
         self._pending.append(node)
         return str(node.output[0])
+
+    def fresh(self, name: str) -> str:
+        return fresh_name(name, self.taken)
 
     def keep(self, node: onnx.NodeProto) -> None:
         self._pending.append(node)
 
     def literal(self, name: str, value: np.ndarray) -> str:
         if (name, "literal") not in self.made:
-            self.made[name, "literal"] = name
-            self.model.graph.initializer.append(numpy_helper.from_array(value, name))
-        return name
+            self.made[name, "literal"] = self.fresh(name)
+            self.model.graph.initializer.append(numpy_helper.from_array(value, self.made[name, "literal"]))
+        return self.made[name, "literal"]
 
     def finish(self) -> onnx.ModelProto:
         nodes = [new for node in self.model.graph.node for new in self.new.get(node.name, [node])]
@@ -111,10 +118,10 @@ def _dynamic_product(writer: _LiteralWriter, node: onnx.NodeProto, edge: Edge, g
     array, axis = writer.arrays[edge.value], edge.axis or 0
     if node.op_type == "Gemm" and attribute(node, "transB", 0):
         array, axis = np.ascontiguousarray(array.T), 1
-    base, suffix = node.output[0], f".{axis}"
+    base = node.output[0]
     scales = weight_scales(array, axis, "minmax")
-    weight = writer.literal(f"{edge.value}.quantized{suffix}", quantize_weight(array, scales, axis))
-    steps = writer.literal(f"{edge.value}.scale{suffix}", scales)
+    weight = writer.literal(f"{edge.value}.quantized", quantize_weight(array, scales, axis))
+    steps = writer.literal(f"{edge.value}.scale", scales)
     x = node.input[0]
     if granularity == "row":
         largest = _row_maximum(writer, x, base)
@@ -124,7 +131,7 @@ def _dynamic_product(writer: _LiteralWriter, node: onnx.NodeProto, edge: Edge, g
         stored = writer.op("Cast", rounded, name=f"{base}.stored", to=TensorProto.INT8)
         product = writer.op("MatMulInteger", stored, weight, name=f"{base}.integers")
     else:
-        stored, scale, zero = (f"{base}.{part}" for part in ("stored", "x_scale", "x_zero"))
+        stored, scale, zero = (writer.fresh(f"{base}.{part}") for part in ("stored", "x_scale", "x_zero"))
         writer.op("DynamicQuantizeLinear", x, name=f"{base}.quantize", outputs=[stored, scale, zero])
         product = writer.op("MatMulInteger", stored, weight, zero, name=f"{base}.integers")
     wide = writer.op("Cast", product, name=f"{base}.wide", to=TensorProto.FLOAT)
@@ -149,19 +156,20 @@ def _stored_weight(writer: _LiteralWriter, node: onnx.NodeProto, edge: Edge, bit
     key = (edge.value, edge.axis, bits, block)
     if key not in writer.made:
         array, axis, largest = writer.arrays[edge.value], edge.axis or 0, _LARGEST[bits]
-        name = f"{edge.value}.dequantized.{axis}"
+        name = f"{edge.value}.dequantized"
         attrs: dict[str, Any] = {}
         if block is None:
             scales, attrs["axis"] = weight_scales(array, axis, "mse", largest=largest), axis
             stored = quantize_weight(array, scales, axis, largest)
         else:
             summed = array.ndim - 1 if axis == 0 else array.ndim - 2
+            block = min(block, array.shape[summed])
             stored, scales = quantize_blocks(array, summed, block, largest)
             attrs |= {"axis": summed, "block_size": block}
         kind = ml_dtypes.int4 if bits == 4 else np.int8
         parts = (writer.literal(f"{name}.stored", stored.astype(kind)), writer.literal(f"{name}.scale", scales))
-        writer.before.append(helper.make_node("DequantizeLinear", parts, [name], name=name, **attrs))
-        writer.made[key] = name
+        writer.made[key] = writer.fresh(name)
+        writer.before.append(helper.make_node("DequantizeLinear", parts, [writer.made[key]], name=name, **attrs))
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.input[edge.slot] = writer.made[key]

@@ -23,6 +23,9 @@ PER_CHANNEL_OPSET = 13
 NARROW_OPSET = 21
 """The first opset with 16 and 4 bits, and blocks, in QuantizeLinear."""
 
+RESIZE_WITH_PLACES = 11
+"""The first opset whose Resize says where it looks."""
+
 LARGEST_FOLDED_BYTES = 1 << 26
 """A constant that a node computes from constants stays a node if it is larger."""
 
@@ -40,14 +43,15 @@ def prepare(model: Model, opset: int = PER_CHANNEL_OPSET) -> onnx.ModelProto:
     found = next((n for n in walk_nodes(proto.graph) if n.op_type in _QUANTIZED), None)
     if found is not None:
         raise QuantizationError(f"the model is quantized already: {found.name or found.output[0]!r} is a {found.op_type}")
+    if proto.functions:  # the converter would lose them
+        proto = inliner.inline_local_functions(proto, convert_version=True)
     proto = raise_opset(proto, opset)
-    if proto.functions:
-        proto = inliner.inline_local_functions(proto)
     name_nodes(proto.graph)
     constants_to_initializers(proto.graph)
     fold_constants(proto)
     fold_affine(proto.graph)
     drop_unused(proto.graph)
+    separate_weights(proto.graph)
     return proto
 
 
@@ -80,6 +84,7 @@ def raise_opset(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
     if found is None:
         raise UnsupportedError("the model imports no operators of ONNX's own: there is nothing to quantize", code="TC5001")
     if found.version < least:
+        has_places = found.version >= RESIZE_WITH_PLACES
         try:
             proto = version_converter.convert_version(proto, least)
         except Exception as error:  # the converter raises RuntimeError and others
@@ -88,8 +93,19 @@ def raise_opset(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
                 f"the model's opset is {found.version}, {least} is needed, and onnx cannot convert it: {why}",
                 code="TC5001",
             ) from error
+        if not has_places:
+            _keep_places(proto.graph)
     proto.ir_version = max(proto.ir_version, _IR_VERSIONS.get(least, 10))
     return proto
+
+
+def _keep_places(graph: onnx.GraphProto) -> None:
+    """Have resizes of old opsets look where they did: the converter leaves that out, and the default is another place."""
+    for node in walk_nodes(graph):
+        if node.op_type == "Resize":
+            for name, value in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor")):
+                if attribute(node, name) is None:
+                    node.attribute.append(helper.make_attribute(name, value))
 
 
 def opset_of(proto: onnx.ModelProto) -> int:
@@ -228,6 +244,8 @@ def fold_affine(graph: onnx.GraphProto) -> None:
             weight = _array(known, convolution.input[1])
             if weight is None or weight.dtype != np.float32 or uses[convolution.input[1]] != 1:
                 continue
+            if len(convolution.input) > 2 and convolution.input[2] and convolution.input[2] not in known:
+                continue  # its bias is computed
             affine = _affine_of(node, source, known, weight.shape[0], weight.ndim)
             if affine is not None:
                 _fold_into(graph, convolution, node, affine, known, weight)
@@ -281,10 +299,7 @@ def _fold_into(
     factor, shift = affine
     bias = np.zeros(weight.shape[0])
     if len(convolution.input) > 2 and convolution.input[2]:
-        given = _array(known, convolution.input[2])
-        if given is None:
-            raise ModelError(f"{convolution.name}: the bias is computed")
-        bias = given.astype(np.float64)
+        bias = numpy_helper.to_array(known[convolution.input[2]]).astype(np.float64)
     folded = (weight.astype(np.float64) * factor.reshape(-1, *[1] * (weight.ndim - 1))).astype(np.float32)
     name = f"{convolution.output[0]}.folded_bias"
     while name in known:
@@ -300,6 +315,45 @@ def _fold_into(
 
 def _array(known: dict[str, onnx.TensorProto], name: str) -> np.ndarray | None:
     return numpy_helper.to_array(known[name]) if name in known else None
+
+
+# -- weights
+
+
+def weight_axis(node: onnx.NodeProto, rank: int) -> int | None:
+    """The axis of a product's weight along which its channels lie; None where it has none."""
+    if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute(node, "transB", 0)):
+        return 0
+    return rank - 1 if node.op_type in ("Gemm", "MatMul") and rank >= 2 else None
+
+
+def separate_weights(graph: onnx.GraphProto) -> None:
+    """Give a weight that products read along several axes, as tied ones are, a name for each: it has scales of its own along each."""
+    known = {tensor.name: tensor for tensor in graph.initializer}
+    taken = {*known, *(value.name for value in graph.input), *(name for node in walk_nodes(graph) for name in node.output)}
+    names: dict[tuple[str, int], str] = {}
+    for node in graph.node:
+        if node.op_type not in ("Conv", "Gemm", "MatMul") or len(node.input) < 2 or node.input[1] not in known:
+            continue
+        name = node.input[1]
+        axis = weight_axis(node, len(known[name].dims))
+        if axis is None:
+            continue
+        if (name, axis) not in names:
+            is_first = all(first != name for first, _ in names)
+            names[name, axis] = name if is_first else fresh_name(f"{name}.along_{axis}", taken)
+            if not is_first:
+                graph.initializer.add().CopyFrom(known[name])
+                graph.initializer[-1].name = names[name, axis]
+        node.input[1] = names[name, axis]
+
+
+def fresh_name(name: str, taken: set[str]) -> str:
+    """A name that is not taken; it is from now on."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def drop_unused(graph: onnx.GraphProto) -> None:

@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tc.quantization.description import INTEGERS
-from tc.quantization.prepare import NARROW_OPSET, drop_unused, opset_of, raise_opset
+from tc.quantization.prepare import NARROW_OPSET, drop_unused, fresh_name, opset_of, raise_opset
 from tc.quantization.scales import times_rows
 from tc.quantization.strategy import Strategy, StrategyNumbers, scale_of
 from tc.quantization.thresholds import Quantizer, quantize_weight
@@ -296,7 +296,4 @@ class _Writer:
         return name
 
     def _fresh(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
+        return fresh_name(name, self.taken)

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from tc.errors import QuantizationError, UnsupportedError
 from tc.quantization.description import INTEGERS, Combination, HardwareDescription
-from tc.quantization.prepare import attribute, reads_of
+from tc.quantization.prepare import attribute, reads_of, weight_axis
 
 MOVEMENT = {
     "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Split", "Identity", "Dropout", "MaxPool", "Expand",
@@ -234,14 +234,8 @@ def _contraction_edges(
         return ()
     if right not in weights:
         return ((0, left, 0, None), (1, right, 1, None)) if node.op_type == "MatMul" else ()
-    rank = len(weights[right].dims)
-    if node.op_type == "Conv" or (node.op_type == "Gemm" and attribute(node, "transB", 0)):
-        axis = 0
-    elif rank < 2:
-        return ()
-    else:
-        axis = rank - 1
-    return ((0, left, 0, None), (1, right, 1, axis))
+    axis = weight_axis(node, len(weights[right].dims))
+    return () if axis is None or 0 in weights[right].dims else ((0, left, 0, None), (1, right, 1, axis))
 
 
 def float_values(proto: onnx.ModelProto) -> set[str]:

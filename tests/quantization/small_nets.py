@@ -60,7 +60,8 @@ def make_model(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    model.graph.output[0].CopyFrom(inferred.graph.output[0])
+    del model.graph.output[:]
+    model.graph.output.extend(inferred.graph.output)
     return model
 
 
@@ -118,10 +119,23 @@ def attention(rng: np.random.Generator) -> onnx.ModelProto:
     return make_model(nodes, {"x": ("n", 6, 16)}, ["y"], {"wq": floats(rng, 16, 16), "wk": floats(rng, 16, 16)})
 
 
+def tied(rng: np.random.Generator) -> onnx.ModelProto:
+    """One weight that is multiplied along either axis, as that of an embedding is."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="into"),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Gemm", ["r", "w"], ["y"], transB=1, name="out of"),
+    ]
+    rows = np.logspace(-2, 0, 16, dtype=np.float32)[:, None]
+    return make_model(nodes, {"x": ("n", 16)}, ["y"], {"w": floats(rng, 16, 16) * rows})
+
+
 def feeds_of(model: onnx.ModelProto, rng: np.random.Generator, calls: int = 4, batch: int = 3) -> list[dict[str, np.ndarray]]:
     (value,) = model.graph.input
     shape = [d.dim_value or batch for d in value.type.tensor_type.shape.dim]
     return [{value.name: rng.standard_normal(shape).astype(np.float32)} for _ in range(calls)]
 
 
-NETS: dict[str, Callable[[np.random.Generator], onnx.ModelProto]] = {"conv_net": conv_net, "mlp": mlp, "attention": attention}
+NETS: dict[str, Callable[[np.random.Generator], onnx.ModelProto]] = {
+    "conv_net": conv_net, "mlp": mlp, "attention": attention, "tied": tied,
+}  # fmt: skip

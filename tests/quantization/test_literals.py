@@ -5,12 +5,21 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import tc
 from tc.errors import UserError
 from tc.quantization.literals import quantize_blocks
-from tests.quantization.small_nets import OrtModule, attention, conv_net, exact_module, feeds_of, mlp
+from tests.quantization.small_nets import (
+    OrtModule,
+    attention,
+    conv_net,
+    exact_module,
+    feeds_of,
+    floats,
+    make_model,
+    mlp,
+)
 
 MODES = [
     ("dynamic", {}), ("dynamic", {"granularity": "row"}), ("weights", {}), ("weights", {"block": 8}), ("weights", {"bits": 4}),
@@ -124,3 +133,51 @@ def test_weights_that_are_not_finite_are_named(rng: np.random.Generator, mode: s
 
     with pytest.raises(UserError, match=f"the weight '{weight.name}' holds NaN or infinity"):
         tc.quantize(model, mode=mode)
+
+
+@pytest.mark.parametrize(("mode", "options"), MODES)
+@pytest.mark.parametrize("columns", [8, 5])
+def test_a_weight_that_is_read_along_both_axes_has_scales_along_each(
+    rng: np.random.Generator, mode: str, options: dict[str, object], columns: int
+) -> None:
+    weight = floats(rng, 8, columns) * np.logspace(-2, 0, 8, dtype=np.float32)[:, None]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Gemm", ["a", "w"], ["y"], transB=1)]
+    model = make_model(nodes, {"x": ("n", 8)}, ["a", "y"], {"w": weight})
+
+    written = tc.quantize(model, mode=mode, **options).model
+
+    onnx.checker.check_model(written, full_check=True)
+    feed = {"x": floats(rng, 3, 8)}
+    expected, found = (list(run(feed).values()) for run in (OrtModule(model).run, tc.compile(written).run))
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < (0.2 if options.get("bits") == 4 else 0.03)
+
+
+@pytest.mark.parametrize(("mode", "options"), MODES)
+def test_what_is_written_takes_no_name_that_the_model_has(rng: np.random.Generator, mode: str, options: dict[str, object]) -> None:
+    def build(names: list[str]) -> onnx.ModelProto:
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Abs", ["a"], ["y"])]
+        nodes += [helper.make_node("Add", ["x", f"x_{k}"], [name]) for k, name in enumerate(names)]
+        weights = {"w": floats(np.random.default_rng(1), 6, 6)} | {f"x_{k}": np.full(6, k, np.float32) for k in range(len(names))}
+        return make_model(nodes, {"x": ("n", 6)}, ["y", *names], weights)
+
+    first = tc.quantize(build([]), mode=mode, **options).model
+    names = {name for node in first.graph.node for name in node.output} | {tensor.name for tensor in first.graph.initializer}
+    model = build(sorted(names - {"w", "x", "y", "a"}))
+
+    written = tc.quantize(model, mode=mode, **options).model
+
+    onnx.checker.check_model(written, full_check=True)
+    feed = {"x": floats(rng, 3, 6)}
+    expected, found = OrtModule(model).run(feed), tc.compile(written).run(feed)
+    for name in expected:
+        assert relative(found[name], expected[name]) < (0.2 if options.get("bits") == 4 else 0.03)
+
+
+@pytest.mark.parametrize("block", [64, 10**6, 10**20])
+def test_a_block_is_no_longer_than_what_is_summed(rng: np.random.Generator, block: int) -> None:
+    model = mlp(rng)
+
+    found, expected = (tc.quantize(model, mode="weights", block=size).model for size in (block, 64))
+
+    assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)

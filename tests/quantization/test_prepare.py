@@ -124,3 +124,52 @@ def test_a_model_without_products_is_refused(rng: np.random.Generator) -> None:
     for mode, data in (("static", [np.zeros((2, 3), np.float32)]), ("dynamic", None), ("weights", None)):
         with pytest.raises(UnsupportedError, match="nothing to quantize"):
             tc.quantize(model, data, mode)
+
+
+@pytest.mark.parametrize(("op", "opset"), [("Upsample", 9), ("Resize", 10)])
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_resizes_of_old_opsets_look_where_they_did(rng: np.random.Generator, op: str, opset: int, mode: str) -> None:
+    nodes = [helper.make_node(op, ["x", "scales"], ["r"], mode=mode), helper.make_node("Conv", ["r", "w"], ["y"])]
+    weights = {"w": floats(rng, 4, 3, 3, 3), "scales": np.array([1, 1, 2, 1.5], np.float32)}
+    model = make_model(nodes, {"x": (1, 3, 5, 6)}, ["y"], weights, opset=opset)
+
+    same(model, prepare(model), feeds_of(model, rng)[0])
+
+
+def test_functions_of_a_model_of_an_old_opset_are_there(rng: np.random.Generator) -> None:
+    product = helper.make_node("MatMul", ["a", "b"], ["c"])
+    block = helper.make_function("my", "Block", ["a", "b"], ["c"], [product], [helper.make_opsetid("", 11)])
+    weights = {"w": floats(rng, 4, 3)}
+    model = make_model([product], {"a": (2, 4)}, ["c"], {"b": weights["w"]}, opset=11)
+    model.graph.node[0].CopyFrom(helper.make_node("Block", ["a", "b"], ["c"], domain="my"))
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    model.functions.append(block)
+
+    prepared = prepare(model)
+
+    assert [node.op_type for node in prepared.graph.node] == ["MatMul"] and not prepared.functions
+    feed = feeds_of(model, rng)[0]
+    np.testing.assert_allclose(OrtModule(prepared).run(feed)["c"], feed["a"] @ weights["w"], rtol=1e-5)
+
+
+def test_a_convolution_whose_bias_is_computed_stays_as_it_is(rng: np.random.Generator) -> None:
+    nodes = [helper.make_node("Relu", ["b"], ["c"]), helper.make_node("Conv", ["x", "w", "c"], ["d"])]
+    nodes.append(helper.make_node("Mul", ["d", "k"], ["y"]))
+    model = make_model(nodes, {"x": (1, 3, 5, 5), "b": (4,)}, ["y"], {"w": floats(rng, 4, 3, 3, 3), "k": floats(rng, 4, 1, 1)})
+
+    prepared = prepare(model)
+
+    assert [node.op_type for node in prepared.graph.node] == ["Relu", "Conv", "Mul"]
+    same(model, prepared, {"x": floats(rng, 1, 3, 5, 5), "b": floats(rng, 4)})
+
+
+def test_a_weight_that_is_read_along_two_axes_has_two_names(rng: np.random.Generator) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Gemm", ["a", "w"], ["b"], transB=1)]
+    nodes.append(helper.make_node("MatMul", ["b", "w"], ["y"]))
+    model = make_model(nodes, {"x": (2, 4)}, ["y"], {"w": floats(rng, 4, 4)})
+
+    prepared = prepare(model)
+
+    first, second, third = (node.input[1] for node in prepared.graph.node)
+    assert first == third != second
+    same(model, prepared, feeds_of(model, rng)[0])
