@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tc.ir.contraction import Operand, product_of
-from tc.ir.expr import Buffer, Const, Expr, Load, Var
+from tc.ir.expr import Buffer, Const, Expr, Load, Var, is_const
 from tc.ir.loop import AxisKind, Block, For, IntrinsicCall, PrimFunc, Stmt, Store, annotation
 from tc.ir.node import cached_by_identity, walk
 from tc.ir.polynomial import linear_coefficients
@@ -135,11 +135,17 @@ def as_contraction(info: BlockInfo) -> Contraction | None:
     rows = tuple(axis for axis in spatial if axis in lhs.axes and axis not in rhs.axes)
     columns = tuple(axis for axis in spatial if axis in rhs.axes and axis not in lhs.axes)
     batch = tuple(axis for axis in spatial if axis in rhs.axes and axis in lhs.axes)
-    if not columns:
+    if not columns or not (_is_summed(lhs, info) and _is_summed(rhs, info)):
         return None
     return Contraction(
         info, lhs.read, rhs.read, rows, columns, batch, info.reduction_axes, lhs.value, rhs.value  # type: ignore[arg-type]
     )
+
+
+def _is_summed(operand: Operand, info: BlockInfo) -> bool:
+    """Whether a factor differs from term to term, if there are several: a sum times a number is no contraction."""
+    several = [axis.var for axis in info.block.axes if axis.var in info.reduction_axes and not is_const(axis.extent, 1)]
+    return not several or not operand.axes.isdisjoint(several)
 
 
 def in_parts(contraction: Contraction, infos: list[BlockInfo]) -> Contraction:

@@ -406,6 +406,19 @@ def test_reductions_of_an_axis_that_others_follow(shape: tuple[int, ...]) -> Non
         np.testing.assert_array_equal(run(func, [x], threads=threads)[0], x.argmax(1)[:, None])
 
 
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_a_sum_times_a_number_is_no_product_of_matrices(of_rows: bool) -> None:
+    x, scale = placeholder((24, 100), f32, "x"), placeholder((24 if of_rows else 1,), f32, "scale")
+    total = reduce("sum", (24,), (100,), lambda i, k: (x[i, k] - 1.0) * scale[i if of_rows else 0], "total")
+    shifted = compute((24,), lambda i: total[i] + 1.0, "shifted")
+    rng = np.random.default_rng(4)
+    given, by = normal(rng, 24, 100), normal(rng, 24 if of_rows else 1)
+
+    func = scheduled(create_prim_func("scaled", [x, scale], [shifted]), "row reduction")
+
+    check(func, [given, by], ((given - 1).astype(float) * by[:, None]).sum(1) + 1, 100)
+
+
 def test_stages_of_a_softmax_over_an_outer_axis_share_their_columns() -> None:
     func = make_prim_func(OPS["softmax"], [np.zeros((1, 16, 128, 128), np.float32)], {"axis": 1})
 
