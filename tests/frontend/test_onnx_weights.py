@@ -1,4 +1,4 @@
-"""MatMulNBits and GatherBlockQuantized: against onnxruntime, and against their definition in float64."""
+"""MatMulNBits, MatMulBnb4 and GatherBlockQuantized: against onnxruntime, and against their definition in float64."""
 
 from __future__ import annotations
 
@@ -164,6 +164,44 @@ def test_half_floats_are_summed_as_floats() -> None:
 WRONG = [
     ({"block_size": 24}, "blocks"), ({"bits": 3}, "3 bits"), ({"K": 95}, "K is 95"), ({"N": 41}, "B has"), ({"block_size": 16}, "scales"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("count", "depth", "block"), [(8, 64, 32), (5, 14, 16), (3, 7, 128), (13, 112, 64), (1, 1, 16)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_products_with_numbers_of_a_table(rng: np.random.Generator, kind: int, count: int, depth: int, block: int, dtype: type) -> None:
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    codes = rng.integers(0, 256, -(-count * depth // 2)).astype(np.uint8)
+    largest = rng.uniform(0.1, 2, -(-count * depth // block)).astype(dtype)
+    attrs = {"K": depth, "N": count, "block_size": block, "quant_type": kind}
+    graph = helper.make_graph(
+        [helper.make_node("MatMulBnb4", ["x", "b", "absmax"], ["y"], domain="com.microsoft", **attrs)], "bnb",
+        [helper.make_tensor_value_info("x", element, ["n", depth])], [helper.make_tensor_value_info("y", element, ["n", count])],
+        [numpy_helper.from_array(codes, "b"), numpy_helper.from_array(largest, "absmax")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8)
+    x = rng.standard_normal((3, depth)).astype(dtype)
+
+    found = tc.compile(model, threads=1).run({"x": x})["y"]
+
+    near = 1e-5 if dtype is np.float32 else 4e-3
+    np.testing.assert_allclose(found, run_peer(model, x), rtol=near, atol=near)
+
+
+WRONG_TABLES = [({"K": 66}, "must have 264 bytes"), ({"block_size": 16}, "must have 32 numbers"), ({"quant_type": 2}, "quant_type 2")]
+
+
+@pytest.mark.parametrize(("changed", "words"), WRONG_TABLES)
+def test_wrong_sizes_of_tables_are_told(changed: dict[str, int], words: str) -> None:
+    attrs = {"K": 64, "N": 8, "block_size": 32, "quant_type": 1} | changed
+    graph = helper.make_graph(
+        [helper.make_node("MatMulBnb4", ["x", "b", "absmax"], ["y"], domain="com.microsoft", **attrs)], "bnb",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+        [numpy_helper.from_array(np.zeros(256, np.uint8), "b"), numpy_helper.from_array(np.ones(16, np.float32), "absmax")],
+    )  # fmt: skip
+    with pytest.raises(TcError, match=words):
+        tc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("com.microsoft", 1)], ir_version=8))
 
 
 @pytest.mark.parametrize(("changed", "words"), WRONG)

@@ -1,4 +1,4 @@
-"""Products with, and choices of rows from, weights of a few bits: MatMulNBits and GatherBlockQuantized of the domain "com.microsoft".
+"""Products with, and choices of rows from, weights of a few bits: MatMulNBits, MatMulBnb4 and GatherBlockQuantized of "com.microsoft".
 
 Source: the contrib operators page of onnxruntime's documentation.
 """
@@ -23,6 +23,16 @@ BYTES_LEVEL = 4
 """The `accuracy_level` that asks for products of bytes."""
 
 LARGEST_BYTE = 127.0
+
+
+_FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+_NF4 = (
+    -1, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1,
+)  # fmt: skip
+_BNB_TABLES = {0: np.array([*_FP4, *(-value for value in _FP4)], np.float32), 1: np.array(_NF4, np.float32)}
+"""By `quant_type`."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,37 @@ def import_matmul_nbits(n: NodeContext) -> NodeResult:
     bias = n.optional(5)
     if bias is not None:
         result = n.call("add", result, bias if bias.dtype is f32 else n.call("cast", bias, dtype=f32))
+    return result if x.dtype is f32 else n.call("cast", result, dtype=x.dtype)
+
+
+@onnx_op("MatMulBnb4", domain=_DOMAIN)
+def import_matmul_bnb4(n: NodeContext) -> NodeResult:
+    """A B', of weights that are numbers of a table of 16, times the largest magnitude of their block; widened to f32 when they are read.
+
+    Blocks run through all of B, row by row. Source of the tables: bitsandbytes; Dettmers et al. (2023), QLoRA.
+    """
+    x, depth, count, block = n.value(0), int(n.attr("K", 0)), int(n.attr("N", 0)), int(n.attr("block_size", 0))
+    kind = int(n.attr("quant_type", 1))
+    if kind not in _BNB_TABLES:
+        raise UnsupportedError(f"MatMulBnb4 with quant_type {kind}", code="TC1013", supported="0 (FP4), 1 (NF4)")
+    if not n.attr("transB", 1):
+        raise UnsupportedError("MatMulBnb4 with transB = 0", code="TC1013", supported="1")
+    packed, largest = n.array(1, "B"), n.array(2, "absmax")
+    if depth < 1 or count < 1 or block < 1:
+        raise NodeError(f"MatMulBnb4: K = {depth}, N = {count}, blocks of {block} terms")
+    size = depth * count
+    if packed is None or packed.dtype != np.uint8 or packed.size != -(-size // 2):
+        raise NodeError(f"MatMulBnb4: B must have {-(-size // 2)} bytes")
+    if largest is None or largest.size != -(-size // block):
+        raise NodeError(f"MatMulBnb4: absmax must have {-(-size // block)} numbers")
+    if not x.rank or (isinstance(x.shape[-1], Const) and not is_const(x.shape[-1], depth)):
+        raise NodeError(f"MatMulBnb4: A is {x.type}, but K is {depth}")
+    if not isinstance(x.shape[-1], Const):
+        x = n.call("reshape", x, shape=(*x.shape[:-1], depth))  # when it runs it is checked to be so long
+    codes = np.stack([packed.reshape(-1) >> 4, packed.reshape(-1) & 15], 1).reshape(-1)[:size]
+    weights = _BNB_TABLES[kind][codes] * np.repeat(largest.reshape(-1).astype(np.float32), block)[:size]
+    wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
+    result = n.call("matmul", wide, n.const(np.ascontiguousarray(weights.reshape(count, depth).T), f32))
     return result if x.dtype is f32 else n.call("cast", result, dtype=x.dtype)
 
 
