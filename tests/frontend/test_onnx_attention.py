@@ -113,6 +113,24 @@ def test_attention_is_onnxruntimes(case: int) -> None:
     check("Attention", o, packed(o, **made), outputs, num_heads=4, fixed=fixed, **attrs)
 
 
+def test_a_mask_of_any_length_says_where_sentences_end_and_maybe_begin() -> None:
+    made = node("Attention", "x w b mask", "y", **MS, num_heads=2)
+    rng = np.random.default_rng(3)
+    weights = {"w": rng.standard_normal((16, 24)).astype(F32), "b": rng.standard_normal(24).astype(F32)}
+    declared = {"x": (F32, ["n", "s", 16]), "w": (F32, [16, 24]), "b": (F32, [24]), "mask": (I32, ["m"])}
+    model = make_model([made], declared, ["y"], domains=[("com.microsoft", 1)])
+    module = tc.compile(model, threads=1, on_unsupported="error")
+
+    for n, s in ((1, 3), (3, 5), (4, 1)):
+        ends = rng.integers(1, s + 1, n)
+        begins, places = rng.integers(0, ends), np.arange(n + 1) * s
+        for parts in ((ends,), (ends, begins), (ends, places, places)):
+            arrays = {"x": rng.standard_normal((n, s, 16)).astype(F32), **weights, "mask": np.concatenate(parts).astype(I32)}
+            np.testing.assert_allclose(module.run(arrays)["y"], peer(model, arrays)[0], rtol=2e-5, atol=2e-5)
+    with pytest.raises(TcError, match="the mask has m numbers"):
+        module.run({"x": np.zeros((3, 2, 16), F32), **weights, "mask": np.zeros(12, I32)})
+
+
 def test_attention_to_nothing_that_is_seen_prefers_nothing() -> None:
     o = Operands()
     names = [o.floats(2, 5, 16), o.floats(16, 48), o.floats(48), o.add(np.zeros((2, 5), I32))]

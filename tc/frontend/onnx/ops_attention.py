@@ -6,6 +6,7 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import accumulate
 
 import numpy as np
@@ -17,7 +18,7 @@ from tc.frontend.onnx.quantized import dequantized, integer_product, with_term
 from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import prove
 from tc.ir.dtype import DType, bool_, i32
-from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or
+from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or, minimum
 from tc.ops.common import require_equal
 from tc.ops.registry import require
 
@@ -171,16 +172,20 @@ def _is_seen(n: NodeContext, mask: ModelValue, batch: Expr, length: Expr, places
         raise UnsupportedError(f"{n.op_type} with a mask of rank {mask.rank}", code="TC1014", supported="ranks 1 to 3")
     asked = n.call("cast", n.call("range", size=places), dtype=mask.dtype)
 
-    def from_or_to(start: int) -> ModelValue:
-        part = n.call("slice", mask, starts=(batch * start,), sizes=(batch,), steps=(1,))
+    def before(start: Expr) -> ModelValue:
+        part = n.call("slice", mask, starts=(start,), sizes=(batch,), steps=(1,))
         return n.call("less", asked, n.call("reshape", part, shape=(batch, const(1), const(1), const(1))))
 
-    if prove(equal(mask.shape[0], batch * 2), n.facts) is True:
-        return n.call("logical_and", from_or_to(0), n.call("logical_not", from_or_to(1)))
-    size, most = mask.shape[0], batch * 3 + 2  # with where sentences begin behind them, were they packed
+    size, both, packed = mask.shape[0], batch * 2, batch * 3 + 2  # packed: with where sentences begin behind their lengths, were they so
     text = f"{n.op_type}: the mask has {size} numbers, for a batch of {batch}"
-    n.graph.state(lambda: require(logical_or(equal(size, batch), equal(size, most)), text), n.span)
-    return from_or_to(0)
+    if prove(equal(size, both), n.facts) is not True:
+        n.graph.state(lambda: require(reduce(logical_or, (equal(size, known) for known in (batch, both, packed))), text), n.span)
+    if any(prove(equal(size, known), n.facts) is True for known in (batch, packed)):
+        return before(const(0))
+    is_begun = n.call("logical_not", before(minimum(batch, size - batch)))
+    if prove(equal(size, both), n.facts) is not True:
+        is_begun = n.call("logical_or", is_begun, n.call("not_equal", size_value(size), size_value(both)))
+    return n.call("logical_and", before(const(0)), is_begun)
 
 
 # -- embeddings
