@@ -184,6 +184,21 @@ def test_a_literal_that_16_bits_cannot_hold_stays() -> None:
     assert [(each.computed, "100000 is no number in f16" in each.why) for each in report.precisions] == [("f32", True)]
 
 
+@pytest.mark.parametrize("size", [1e-3, 3e-5, 1e-6, 1e-9, 1e-30])
+@pytest.mark.parametrize("of", ["weights", "inputs"])
+def test_numbers_too_small_for_16_bits_stay(size: float, of: str) -> None:
+    literals = {"w": weights(np.random.default_rng(1), 64, 32) * np.float32(size if of == "weights" else 1)}
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], name="product")], {"x": (4, 64)}, {"y": (4, 32)}, literals)
+    x = {"x": inputs_of((4, 64))["x"] * np.float32(size if of == "inputs" else 1)}
+
+    module = tc.compile(model, precision="f16", calibration=x, threads=1)
+
+    (found,) = module.report().precisions
+    assert (found.computed == "f32") == (size < 1e-3), found.why
+    exact = x["x"].astype(np.float64) @ literals["w"]
+    assert off(module.run(x)["y"], exact) < 2 * F16_UNIT
+
+
 def test_mixed_keeps_its_tolerance_on_fresh_inputs_and_is_deterministic() -> None:
     model = perceptron(128)
     calibration = [inputs_of((8, 128), seed) for seed in range(4)]

@@ -38,8 +38,11 @@ from tc.te import placeholder, stages_of
 
 LARGEST_F16 = 65504.0
 
+SMALLEST_F16 = 2.0**-14
+"""From here on f16 has all its digits."""
+
 HEADROOM = 4.0
-"""How many times larger than on calibration inputs values of f16 may get before they are infinite."""
+"""How many times larger than on calibration inputs values of f16 may get before they are infinite, and smaller before they lose digits."""
 
 MARGIN = 0.9
 """The part of the tolerance that calibration inputs may use: others are a little different."""
@@ -132,6 +135,10 @@ def _out_of_range(model: PreparedModel, narrowing: Narrowing, batches: Sequence[
         top = max((largest[value] for value in read[place]), key=lambda v: (v != v, v), default=0.0)
         if not top * HEADROOM <= LARGEST_F16:
             kept.append((place, f"reaches {top:.6g} on calibration inputs; f16 ends at 65,504, and {HEADROOM:g} times as much must fit"))
+            continue
+        low = min((found for value in read[place] if (found := largest[value]) > 0), default=LARGEST_F16)
+        if low < SMALLEST_F16 * HEADROOM:
+            kept.append((place, f"stays below {low:.6g} on calibration inputs; f16 has fewer digits of numbers below {SMALLEST_F16:.3g}"))
     return tuple(kept)
 
 

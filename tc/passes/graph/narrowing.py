@@ -13,6 +13,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tc.cost.typical import typical
@@ -277,13 +278,16 @@ def terms_of(binding: Binding) -> int:
 
 
 def _loses(atom: Atom, dtype: DType) -> str | None:
-    """Why a literal cannot be stored in 16 bits: a number would become infinite."""
+    """Why a literal cannot be stored in 16 bits: a number would become infinite, or most of them are so small that digits are lost."""
     if not isinstance(atom, TensorConst) or not atom.value.size:
         return None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         largest = np.max(np.abs(atom.value), initial=0.0, where=np.isfinite(atom.value))
-        overflows = not np.isfinite(np.asarray(largest).astype(dtype.numpy).astype(np.float32))
-    return f"a literal of {largest:.6g} is no number in {dtype}" if overflows else None
+        if not np.isfinite(np.asarray(largest).astype(dtype.numpy).astype(np.float32)):
+            return f"a literal of {largest:.6g} is no number in {dtype}"
+        mean = np.linalg.norm(atom.value / largest if largest else atom.value) / np.sqrt(atom.value.size) * largest
+    is_small = 0 < mean < float(ml_dtypes.finfo(dtype.numpy).smallest_normal) / 2
+    return f"a literal of numbers near {mean:.6g} loses digits in {dtype}" if is_small else None
 
 
 def moves_only(binding: Binding) -> bool:
