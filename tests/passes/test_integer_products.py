@@ -68,6 +68,28 @@ def test_sums_are_exact(dtypes: tuple[type, type], weights_known: bool, target: 
         assert np.array_equal(found, _expected(x.astype(np.int64) - zx, w.astype(np.int64) - zw, attrs))
 
 
+@pytest.mark.parametrize("target", ["native", "x86-64-v3"])
+@pytest.mark.parametrize("dtypes", [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.uint8)], ids=["u8u8", "u8s8", "s8u8"])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_literals_less_the_zero_point_of_their_channel_need_no_more_bits(
+    groups: int, dtypes: tuple[type, type], target: str, rng: np.random.Generator
+) -> None:
+    x, w = _bytes(rng, dtypes[0], (2, 6, 9, 8)), _bytes(rng, dtypes[1], (12, 6 // groups, 3, 2))
+    zx, zw = np.array(7, dtypes[0]), _bytes(rng, dtypes[1], (12,))
+    attrs = {"pads": [1, 0, 2, 1], "strides": [2, 1]}
+    node = helper.make_node("ConvInteger", ["x", "w", "zx", "zw"], ["y"], group=groups, **attrs)
+    inputs = [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), ["n", 6, "h", "w"])]
+    literals = [numpy_helper.from_array(a, name) for name, a in (("w", w), ("zx", zx), ("zw", zw))]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")], literals)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    module = tc.compile(model, target, threads=1)
+
+    shifted, weights = x.astype(np.int64) - int(zx), w.astype(np.int64) - zw.astype(np.int64).reshape(-1, 1, 1, 1)
+    parts = zip(np.split(shifted, groups, 1), np.split(weights, groups), strict=True)
+    np.testing.assert_array_equal(module.run({"x": x})["y"], np.concatenate([_expected(a, b, attrs) for a, b in parts], 1))
+
+
 def test_wider_weights_stay_convolutions() -> None:
     b = GraphBuilder()
     x = b.call("cast", b.param("x", tensor_type((1, 4, 5, 5), u8)), dtype=i32)

@@ -82,23 +82,42 @@ def _literal_bytes(values: np.ndarray) -> _Bytes | None:
     return None
 
 
+def _split_literal(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Signed bytes [o, ...] and int64[o], which the numbers of a channel are larger by; None for what is no byte less a zero point."""
+    wide = values.astype(np.int64)
+    if abs(wide).max(initial=0) > 255:
+        return None
+    rows = wide.reshape(len(wide), -1)
+    left = np.maximum(rows.max(1) - 127, 0) + np.minimum(rows.min(1) + 128, 0)
+    stored = wide - left.reshape(-1, *[1] * (wide.ndim - 1))
+    return (stored.astype(np.int8), left) if stored.min() >= -128 and stored.max() <= 127 else None
+
+
 def _is_of_bytes(m: Match) -> bool:
     x, w, attrs = m.type_of("x"), m.type_of("w"), m.attrs("conv")
     if x.dtype is not i32 or w.static_shape is None or not prod(w.static_shape):
         return False
     image, weights = _as_bytes(m.x, m), _as_bytes(m.w, m)
-    if image is None or weights is None:
-        return False
-    needs_no_sums = isinstance(weights.value, TensorConst) or not (image.zero or weights.zero)
-    return needs_no_sums or attrs.groups == 1
+    if image is not None and isinstance(m.w, TensorConst):
+        return weights is not None or _split_literal(m.w.value) is not None
+    return image is not None and weights is not None and (not (image.zero or weights.zero) or attrs.groups == 1)
 
 
 def _conv_of_bytes(b: GraphBuilder, m: Match) -> Atom:
     x, w = _as_bytes(m.x, m), _as_bytes(m.w, m)
-    assert x is not None and w is not None
+    assert x is not None
     call = m.call("conv")
-    is_known = isinstance(w.value, TensorConst)
-    total = _sums(b, x, w, call) if is_known or not (x.zero or w.zero) else _product(b, x, w, call)
+    split = _split_literal(m.w.value) if isinstance(m.w, TensorConst) and (w is None or w.dtype is u8) else None
+    if split is not None:
+        stored, left = split
+        total = _sums(b, x, _Bytes(TensorConst(stored)), call)
+        ones = np.ones((1 if m.attrs("conv").groups == 1 else len(stored), *stored.shape[1:]), np.int8)
+        own = _sums(b, x, _Bytes(TensorConst(ones)), call)
+        total = b.call("add", total, b.call("mul", own, _per_channel(b, b.const(left.astype(np.int32)), stored.ndim - 2)))
+    else:
+        assert w is not None
+        is_plain = isinstance(w.value, TensorConst) or not (x.zero or w.zero)
+        total = _sums(b, x, w, call) if is_plain else _product(b, x, w, call)
     if len(call.args) > 2 and call.args[2] is not None:
         total = b.call("add", total, _per_channel(b, call.args[2], m.type_of("w").rank - 2))
     return total
@@ -203,19 +222,24 @@ def _example(b: GraphBuilder) -> Atom:
 
 
 def _product_of_bytes(b: GraphBuilder, m: Match) -> Atom | None:
-    """The product with a literal, without zero points: rows unsigned, columns as they are less their own, if that is a byte."""
-    call, x, zero = m.call("matmul"), m.x, _argument(m, 2)
-    columns = _own_bytes(m.value("w"), _argument(m, 3))
+    """The product with a literal, without zero points: rows unsigned, columns as they are less their own, if that is a byte, or signed."""
+    call, x, zero, point = m.call("matmul"), m.x, _argument(m, 2), _argument(m, 3)
+    found = _own_bytes(m.value("w"), point, m.type_of("x").dtype)
     is_one = zero is None or (isinstance(zero.type, TensorType) and (not zero.type.rank or is_const(zero.type.shape[0], 1)))
-    if columns is None or not is_one or (columns.dtype == np.uint8 and zero is None):
+    if found is None or not is_one or (found[0].dtype == np.uint8 and zero is None):
         return None
+    columns, left = found
     is_signed = m.type_of("x").dtype is i8 and columns.dtype == np.int8
-    if zero is None and not is_signed and _argument(m, 3) is None:
+    if zero is None and not is_signed and point is None and left is None:
         return None
     rows = _unsigned(b, _Bytes(x)) if is_signed else _Bytes(x)
     total = b.call("matmul_integer", rows.value, b.const(columns), span=call.span)
     axis, is_row = max(columns.ndim - 2, 0), m.type_of("x").rank > 1
     sums = np.asarray(columns.sum(axis, dtype=np.int64, keepdims=is_row))  # of the shape that a row's product has
+    if left is not None:  # (x - z) (w - l) = x w - z w - l (x - z)
+        own = b.call("sum", b.call("cast", rows.value, dtype=i32), axes=(-1,), keepdims=is_row and columns.ndim > 1)
+        total = b.call("sub", total, b.call("mul", own, b.const(left.astype(np.int32))))
+        sums = sums - columns.shape[axis] * left
     if zero is None or isinstance(zero, TensorConst):
         shift = rows.zero + (0 if zero is None else int(zero.value.reshape(())))
         return b.call("sub", total, b.const(np.asarray(sums * shift).astype(np.int32))) if shift else total
@@ -230,13 +254,20 @@ def _argument(m: Match, place: int) -> Atom | None:
     return args[place] if place < len(args) else None
 
 
-def _own_bytes(values: np.ndarray, zero: Atom | None) -> np.ndarray | None:
-    """The numbers less their zero points, as signed or unsigned bytes; None where they do not fit, or are not known."""
+def _own_bytes(values: np.ndarray, zero: Atom | None, rows: DType) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Bytes, and what they are too large by: the numbers less their zero points; where those are no bytes, or unsigned ones as `rows` are,
+    signed ones. None where zero points are not known, or numbers have more bits."""
     if zero is not None and not isinstance(zero, TensorConst):
         return None
-    wide = values.astype(np.int32) - (0 if zero is None else zero.value.astype(np.int32))
-    found = _literal_bytes(wide)
-    return None if found is None else found.value.value  # type: ignore[union-attr]
+    points = np.zeros((), np.int64) if zero is None else zero.value.astype(np.int64)
+    points = points.reshape(()) if points.size == 1 else points
+    found = _literal_bytes(values.astype(np.int64) - points)
+    if found is not None and not (found.dtype is u8 and rows is u8):
+        return found.value.value, None  # type: ignore[union-attr]
+    if values.dtype.itemsize > 1:
+        return None
+    middle = 128 if values.dtype == np.uint8 else 0
+    return (values.astype(np.int32) - middle).astype(np.int8), points - middle
 
 
 def _product_example(b: GraphBuilder) -> Atom:
