@@ -89,6 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
     "of lengths": {"given": "lengths"},
     "of lengths, both ways": {"given": "lengths h0 c0", "count": 2, "direction": "bidirectional"},
     "clipped": {"clip": 0.2, "input_forget": 1},
+    "clipped, but for cells": {"clip": 0.2, "given": "h0 c0", "dtype": np.uint8},
     "of other activations": {"activations": ["HardSigmoid", "Softsign", "Tanh"], "activation_alpha": [0.3], "activation_beta": [0.4]},
 }
 

@@ -206,9 +206,9 @@ def _activations(n: NodeContext, defaults: Sequence[str], count: int) -> list[tu
     if len(names) != len(defaults) * count:
         raise NodeError(f"{n.op_type}: {len(defaults) * count} activations are needed, but there are {len(names)}")
     alphas, betas = list(n.attr("activation_alpha") or []), list(n.attr("activation_beta") or [])
-    clip = n.attr("clip")
+    clip, size = n.attr("clip"), len(defaults)
     made = []
-    for name in names:
+    for place, name in enumerate(names):
         key = name.lower()
         if key not in ACTIVATIONS:
             raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}", code="TC1013", supported=", ".join(ACTIVATIONS))
@@ -217,8 +217,8 @@ def _activations(n: NodeContext, defaults: Sequence[str], count: int) -> list[tu
             alpha = alphas.pop(0)
         if beta is not None and betas:
             beta = betas.pop(0)
-        made.append(Activation(key, alpha or 0.0, beta or 0.0, clip))
-    size = len(defaults)
+        is_clipped = n.op_type != "DynamicQuantizeLSTM" or place % size < 2  # onnxruntime, whose operator it is, does not clip cells
+        made.append(Activation(key, alpha or 0.0, beta or 0.0, clip if is_clipped else None))
     return [tuple(made[d * size : (d + 1) * size]) for d in range(count)]
 
 
