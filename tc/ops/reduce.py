@@ -260,10 +260,8 @@ def _register_arg(name: str, monoid: str, fn: Callable[..., np.ndarray]) -> None
             return x[tuple(spatial)], cast(k, i32) if narrow else k
 
         _, index = te.reduce_many(monoid, types[0].shape, (x.shape[axis],), body, ("best", "index"))
-        if not attrs.select_last_index and not narrow:
-            return index
 
-        def result(*places: Expr) -> Expr:
+        def result(*places: Expr) -> Expr:  # also where nothing is left to compute: a schedule may then have partial results
             found = cast(index[places], i64)
             return last - found if attrs.select_last_index else found
 

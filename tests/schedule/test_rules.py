@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tc
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
@@ -15,11 +16,13 @@ from tc.ir.expr import Const, Expr, Load, Var, call, const, maximum, select
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.node import walk
 from tc.ir.types import DimFact, tensor_type
+from tc.ir.uses import variables
 from tc.ops.registry import OPS, inference
 from tc.ops.winograd import transform_weights
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import finish_loops
 from tc.schedule import rules
+from tc.schedule.analysis import block_infos
 from tc.schedule.knobs import follow
 from tc.schedule.rules import apply_rules
 from tc.schedule.rules.common import divisors
@@ -27,6 +30,7 @@ from tc.schedule.step import Schedule
 from tc.schedule.tree import block_names
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
+from tests.frontend.models import make_model, node
 from tests.ops.kernels import correlate, make_prim_func, run
 
 COLUMNS = (1, 3, 15, 16, 17, 31, 32, 33, 47, 64, 80, 100)
@@ -404,6 +408,51 @@ def test_reductions_of_an_axis_that_others_follow(shape: tuple[int, ...]) -> Non
     func = finish_loops(apply_rules(largest, native_target()).func)
     for threads in (1, 2):
         np.testing.assert_array_equal(run(func, [x], threads=threads)[0], x.argmax(1)[:, None])
+
+
+ROWS = [(1, 8), (5, 3), (40, 1), (40, 64), (70, 65), (3, 7, 4), (2, 3, 9, 5), (100, 2), (33, 130), (0, 4)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
+def test_searches_of_rows_of_every_length(shape: tuple[int, ...], name: str) -> None:
+    rng = np.random.default_rng(len(shape) * shape[-1])
+    x = rng.integers(-3, 4, shape).astype(np.float32)  # the same number many times
+    x.flat[x.size // 2 :: 7] = np.nan
+    x.flat[::5] = np.inf if name == "ArgMin" else -np.inf
+    for last in (0, 1):
+        turned, find = (np.flip(x, -1) if last else x), np.argmax if name == "ArgMax" else np.argmin
+        wanted = shape[-1] - 1 - find(turned, -1) if last else find(x, -1)
+        for dims in (list(shape), [f"d{k}" for k in range(len(shape))]):
+            made = node(name, "x", "y", axis=-1, keepdims=0, select_last_index=last)
+            module = tc.compile(make_model([made], {"x": (np.float32, dims)}, ["y"], opset=17), threads=2)
+            np.testing.assert_array_equal(module(x), wanted)
+
+
+def test_a_short_search_has_a_row_in_each_lane() -> None:
+    x = np.zeros((500, 8), np.float32)
+
+    made = apply_rules(simplify_loops(make_prim_func(OPS["argmax"], [x], {"axis": 1})), native_target())
+
+    search = next(block for block in block_infos(made.func) if len(block.written_buffers) == 2)
+    driven = {axis.var for axis in search.block.axes if search.loops[-1].var in variables(axis.value)}
+    assert search.loops[-1].kind is LoopKind.VECTORIZED and driven and not driven & set(search.reduction_axes)
+
+
+@pytest.mark.parametrize("shape, axes", [((512, 7, 4, 64), (0, 1, 2)), ((64, 7, 4, 500), (0, 1, 2)), ((40, 30, 20, 100), (0, 1))])
+def test_dense_axes_of_long_columns_are_reduced_as_one(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(5)
+    x = normal(rng, *shape)
+    rows = (int(np.prod(shape[: len(axes)])), *shape[len(axes) :])
+    parts, joined = (
+        apply_rules(make_prim_func(OPS["sum"], [array], {"axes": over, "keepdims": False}), native_target())
+        for array, over in ((x, axes), (x.reshape(rows), (0,)))
+    )
+
+    assert parts.rule == joined.rule
+    one, other = (run(finish_loops(made.func), [array])[0] for made, array in ((parts, x), (joined, x.reshape(rows))))
+    np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(one, x.sum(axes, dtype=float), rtol=0, atol=1e-6 * (4 + rows[0]))
 
 
 @pytest.mark.parametrize("of_rows", [False, True])

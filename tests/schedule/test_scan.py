@@ -17,7 +17,10 @@ from tc.target import Target, native_target
 from tests.frontend.models import make_model, node
 from tests.ops.kernels import make_prim_func, run
 
-SHAPES = [(7,), (1,), (0,), (3, 0), (0, 3), (5, 1), (1, 37), (9, 40), (17, 129), (2, 3, 5), (3, 50, 33), (2, 9, 2100), (2, 2, 3, 17)]
+SHAPES = [
+    (7,), (1,), (0,), (3, 0), (0, 3), (5, 1), (1, 37), (9, 40), (17, 129), (2, 3, 5), (3, 50, 33), (2, 9, 2100), (2, 2, 3, 17),
+    (3, 5, 1, 20), (2, 1, 9, 1), (4, 30, 3), (1, 1, 1),
+]  # fmt: skip
 
 
 def expected(x: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.ndarray:
@@ -53,7 +56,8 @@ def test_sums_of_other_types_wrap_as_in_numpy(dtype: type, rng: np.random.Genera
 
 def test_what_is_beside_the_axis_runs_in_vectors_and_at_once() -> None:
     target = Target.parse("x86-64-v3:cores=2")
-    for shape, axis, words in (((4, 100, 4096), 1, "vectorized(8)"), ((4096, 100), 1, "unrolled(8)")):
+    shapes = (((4, 100, 4096), 1, "vectorized(8)"), ((4, 100, 1, 4096), 1, "vectorized(8)"), ((4096, 100), 1, "unrolled(8)"))
+    for shape, axis, words in shapes:
         made = apply_rules(make_prim_func(OPS["cumsum"], [np.zeros(shape, np.float32)], {"axis": axis}), target)
 
         text = print_ir(made.func)

@@ -375,7 +375,7 @@ def reduce_parts(schedule: Schedule, name: str, terms: int, *, is_row: bool) -> 
     depth = driving_loops(info, loops, info.reduction_axes)
     spatial = [loop for loop in loops if loop not in depth]
     schedule.reorder(*spatial, *depth)
-    depth = joined_terms(schedule, info, depth) if is_row else depth
+    depth = joined_terms(schedule, info, depth)
     parts = cut(schedule, depth, spatial, terms, terms, 1)
     part = schedule.rfactor(name, parts)
     if not is_row:

@@ -61,6 +61,10 @@ MOST_LONG_ROWS = 16
 MANY = 1 << 20
 """What a symbolic extent is taken to be when it is decided whether rows are few and long."""
 
+SHORT_SEARCH = 64
+"""Terms of a search up to which its lanes are neighbouring rows; twice as many where their number is symbolic, as then there are more
+partial results to search."""
+
 MOST_SHORT_STEPS = 16
 """Terms that may be added one after the other where lanes belong to neighbouring results."""
 
@@ -113,13 +117,17 @@ def schedule_stages(schedule: Schedule, target: Target) -> str | None:
 def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> set[str]:
     """Make a version of the program for short reductions; the names of its blocks, none where lengths are known, or where terms lie in
     several pieces of memory: to take them for one row, each would be divided into a piece and a place in it."""
-    if any(info.reduction_axes for info in _writers_of_results(schedule)):
+    if any(info.reduction_axes and not _is_search(info) for info in _writers_of_results(schedule)):
         return set()
     first = next(info for info in infos if info.reduction_axes)
     depth = driving_loops(first, list(schedule.loops_of(first.name)), first.reduction_axes)
-    if (not rounds(first) and len(infos) == 1) or all(extent_value(schedule, loop) is not None for loop in depth):
+    if (len(infos) == 1 and not rounds(first) and not _is_search(first)) or all(extent_value(schedule, loop) is not None for loop in depth):
         return set()
-    terms = MOST_SHORT_STEPS if keeps_last_axis(first) else CHAIN * ACCUMULATORS * lanes_for(first, target)
+    terms = CHAIN * ACCUMULATORS * lanes_for(first, target)
+    if keeps_last_axis(first):
+        terms = MOST_SHORT_STEPS
+    elif _is_search(first):
+        terms = 2 * SHORT_SEARCH
     *pieces, row = joined_terms(schedule, first, depth)
     if pieces:
         return set()
@@ -363,7 +371,11 @@ class _Version:
             schedule_block(schedule, name, target)
             return
         lanes = lanes_for(info, target)
-        found = _split_columns(schedule, name, spatial[-1], lanes) if spatial and keeps_last_axis(info) else None
+        if _is_search(info) and (self.is_short or _is_short(info)):
+            spatial = _all_joined(schedule, name, spatial, lanes)
+            found = _split_columns(schedule, name, spatial[-1], lanes) if spatial else None
+        else:
+            found = _split_columns(schedule, name, spatial[-1], lanes) if spatial and keeps_last_axis(info) else None
         if found is not None:
             outer, (columns, width) = spatial[:-1], found
             schedule.reorder(*outer, columns.around, *depth, columns.inside)
@@ -375,6 +387,16 @@ class _Version:
             schedule.reorder(*spatial, *depth)
         set_parallel(schedule, name, spatial, known_product(schedule, depth, 64))
         reduce_in_lanes(schedule, name, depth, target, is_short=self.is_short, is_plain=is_plain and not _is_heavy(info))
+
+
+def _all_joined(schedule: Schedule, block: str, loops: list[str], lanes: int) -> list[str]:
+    """The loops, the last of which as long as can be."""
+    while len(loops) > 1:
+        made = joined(schedule, block_info(schedule, block), loops, len(loops) - 1, lanes)
+        if len(made) == len(loops):
+            break
+        loops = made
+    return loops
 
 
 def _split_columns(schedule: Schedule, block: str, loop: str, lanes: int) -> tuple[Cut, int] | None:
@@ -390,6 +412,18 @@ def _split_columns(schedule: Schedule, block: str, loop: str, lanes: int) -> tup
 
 def _is_heavy(info: BlockInfo) -> bool:
     return any(is_heavy(store.value) for store in info.writes)
+
+
+def _is_search(info: BlockInfo) -> bool:
+    """Whether a reduction finds several results at once, as a largest number and its place. With few terms its lanes are rows, though these
+    do not lie side by side: much is computed of each term."""
+    return bool(info.reduction_axes) and len(info.written_buffers) > 1
+
+
+def _is_short(info: BlockInfo) -> bool:
+    """Whether a search has few terms, a known number."""
+    terms = [axis.extent for axis in info.block.axes if axis.var in info.reduction_axes]
+    return prod(int(e.value) if isinstance(e, Const) else SHORT_SEARCH + 1 for e in terms) <= SHORT_SEARCH
 
 
 def keeps_last_axis(info: BlockInfo) -> bool:

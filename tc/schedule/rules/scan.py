@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Var
+from tc.ir.expr import Const, Var
 from tc.ir.loop import AxisKind
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, block_infos
 from tc.schedule.rules.common import extent_value, known_product, loops_inside, set_parallel, stream_lanes
 from tc.schedule.rules.epilogue import block_info, driving_loops
-from tc.schedule.rules.tile import cut_and_peel, peel
+from tc.schedule.rules.tile import cut_and_peel, peel, split_off
 from tc.schedule.step import Schedule
 from tc.target import Target
 
@@ -52,13 +52,30 @@ def schedule_scan(schedule: Schedule, target: Target) -> str | None:
     others = [loop for loop in loops if loop != own]
     if info.block.init is not None:
         return _beside_results(schedule, info, ordered[0].var, own, others)
-    if len(loops) != len(info.block.axes):
+    if len(loops) != sum(not isinstance(axis.value, Const) for axis in info.block.axes):  # axes of one element have no loop
         return None
     if loops[-1] != own:
+        short = _short_version(schedule, info, others[-1], target)
         _beside_vectors(schedule, info, own, others, target)
+        if short is not None:
+            _one_by_one(schedule, short, list(schedule.loops_of(short)), loops.index(own))
     elif others:
         _beside_rows(schedule, info, own, others)
     return "scan"
+
+
+def _short_version(schedule: Schedule, info: BlockInfo, last: str, target: Target) -> str | None:
+    """The block of a version for rows that are shorter than a vector, where that is not known; in vectors each would be mostly nothing."""
+    if extent_value(schedule, last) is not None:
+        return None
+    copies = split_off(schedule, [info.name], lambda: schedule.specialize(last, stream_lanes(info, target, None)))
+    return copies.get(info.name)
+
+
+def _one_by_one(schedule: Schedule, block: str, loops: list[str], own: int) -> None:
+    """The loops in the order of memory, but that the ordered one, number `own`, is around the last."""
+    schedule.reorder(*loops[:own], *loops[own + 1 : -1], loops[own], loops[-1])
+    set_parallel(schedule, block, [*loops[:own], *loops[own + 1 : -1]], known_product(schedule, [loops[own]]))
 
 
 def _beside_vectors(schedule: Schedule, info: BlockInfo, own: str, others: list[str], target: Target) -> None:
