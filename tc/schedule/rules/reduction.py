@@ -373,7 +373,7 @@ class _Version:
         lanes = lanes_for(info, target)
         if _is_search(info) and (self.is_short or _is_short(info)):
             spatial = _all_joined(schedule, name, spatial, lanes)
-            found = _split_columns(schedule, name, spatial[-1], lanes) if spatial else None
+            found = _split_columns(schedule, name, spatial[-1], lanes, 2) if spatial else None
         else:
             found = _split_columns(schedule, name, spatial[-1], lanes) if spatial and keeps_last_axis(info) else None
         if found is not None:
@@ -399,13 +399,13 @@ def _all_joined(schedule: Schedule, block: str, loops: list[str], lanes: int) ->
     return loops
 
 
-def _split_columns(schedule: Schedule, block: str, loop: str, lanes: int) -> tuple[Cut, int] | None:
-    """Cut a loop into tiles of a few vectors, of so many columns; None where it is too short for one."""
+def _split_columns(schedule: Schedule, block: str, loop: str, lanes: int, most: int = ACCUMULATORS) -> tuple[Cut, int] | None:
+    """Cut a loop into tiles of a few vectors, `most` of them, of so many columns; None where it is too short for one."""
     extent = extent_value(schedule, loop)
     if extent is not None and extent < 4:
         return None
     wide = extent is None or extent >= lanes
-    width = lanes * choose_accumulators(schedule, block, extent, lanes, accumulators_for(extent, lanes, ACCUMULATORS)) if wide else extent
+    width = lanes * choose_accumulators(schedule, block, extent, lanes, accumulators_for(extent, lanes, most)) if wide else extent
     assert width is not None, "a narrow row has a known extent"
     return cut_and_peel(schedule, loop, width), width
 
