@@ -455,6 +455,38 @@ def test_dense_axes_of_long_columns_are_reduced_as_one(shape: tuple[int, ...], a
     np.testing.assert_allclose(one, x.sum(axes, dtype=float), rtol=0, atol=1e-6 * (4 + rows[0]))
 
 
+BEFORE_SHORT = [
+    ((768, 100, 3), 0), ((768, 2, 256, 1), 0), ((20, 300, 33, 2), 1), ((40, 5, 1), 0), ((7, 300, 1, 40, 1), 1), ((50, 3, 2, 1), 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, axis", BEFORE_SHORT)
+@pytest.mark.parametrize("op", ["sum", "max", "argmax", "mean"])
+def test_reductions_of_an_axis_before_short_ones(shape: tuple[int, ...], axis: int, op: str) -> None:
+    x = normal(np.random.default_rng(axis), *shape)
+    attrs = {"axis": axis} if op == "argmax" else {"axes": (axis,)}
+    made = apply_rules(simplify_loops(make_prim_func(OPS[op], [x], attrs | {"keepdims": False})), native_target())
+    func = finish_loops(made.func)
+
+    one, two = (run(func, [x], threads=threads)[0] for threads in (1, 2))
+
+    np.testing.assert_array_equal(one, two)
+    exact = getattr(np, op)(x.astype(np.float64), axis)
+    np.testing.assert_allclose(one, exact, rtol=0, atol=0 if op == "argmax" else 1e-6 * (4 + shape[axis]))
+
+
+@pytest.mark.parametrize("shape", [(768, 100, 3), (768, 2, 256, 1), (400, 30, 16)])
+def test_lanes_are_neighbouring_results_whatever_the_last_axes_are(shape: tuple[int, ...]) -> None:
+    func = make_prim_func(OPS["sum"], [np.zeros(shape, np.float32)], {"axes": (0,), "keepdims": False})
+
+    made = apply_rules(simplify_loops(func), native_target())
+
+    summed = [block for block in block_infos(made.func) if block.reduction_axes]
+    for block in summed:
+        driven = {axis.var for axis in block.block.axes if block.loops[-1].var in variables(axis.value)}
+        assert block.loops[-1].kind is LoopKind.VECTORIZED and driven and not driven & set(block.reduction_axes)
+
+
 @pytest.mark.parametrize("of_rows", [False, True])
 def test_a_sum_times_a_number_is_no_product_of_matrices(of_rows: bool) -> None:
     x, scale = placeholder((24, 100), f32, "x"), placeholder((24 if of_rows else 1,), f32, "scale")

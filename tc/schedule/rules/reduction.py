@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
 from tc.ir.loop import LoopKind
 from tc.ir.node import children, walk
 from tc.ir.polynomial import polynomial
@@ -41,7 +41,7 @@ from tc.schedule.rules.partial_sums import (
     unroll_few,
 )
 from tc.schedule.rules.roles import shared_by
-from tc.schedule.rules.spatial import joined, schedule_block
+from tc.schedule.rules.spatial import dense_joined, joined, schedule_block
 from tc.schedule.rules.tile import Cut, cut_and_peel, is_moved, split_off, vectorize_loop, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -80,12 +80,23 @@ def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
     for info in _writers_of_results(schedule):
         if info.reduction_axes and len(info.written_buffers) == 1 and info.spatial_axes:
             schedule.cache_write(info.name, "local")
+            if keeps_last_axis(info):
+                _fuse_single(schedule, info.written_buffers[0])
     copies = _specialized(schedule, block_infos(schedule.func), target)
     rule = _Version(schedule, target, frozenset(copies)).run()
     if copies:
         others = {info.name for info in block_infos(schedule.func)} - copies
         _Version(schedule, target, frozenset(others), is_short=True).run()
     return rule
+
+
+def _fuse_single(schedule: Schedule, buffer: Buffer) -> None:
+    """Have no loops of one iteration after the last of several, around what writes a buffer: results lie side by side along that."""
+    name = next(info.name for info in block_infos(schedule.func) if buffer in info.written_buffers)
+    loops = list(schedule.loops_of(name))
+    while len(loops) > 1 and extent_value(schedule, loops[-1]) == 1:
+        last = loops.pop()
+        loops.append(schedule.fuse(loops.pop(), last))
 
 
 def schedule_rows(schedule: Schedule, target: Target, apart: Sequence[str]) -> str:
@@ -164,6 +175,8 @@ class _Version:
             return self._apart()
         loops = list(schedule.loops_of(final.name))
         rows = self._row_loops(final, loops)
+        if rows and loops[-1] in rows and self._has_short_columns(loops):
+            return self._apart()
         if rows and loops[-1] in rows:
             columns_rule = self._columns(final.name, [loop for loop in loops if loop not in rows])
             if columns_rule is not None:
@@ -344,6 +357,17 @@ class _Version:
                 reduce_in_columns(schedule, each.name, anchor, width, lanes, is_short=self.is_short)
         return "column reduction"
 
+    def _has_short_columns(self, loops: list[str]) -> bool:
+        """Whether the last axis of the result is shorter than a vector, and the one before it is not reduced either: the one reduction, of
+        which nothing is read again, may run along both by itself."""
+        reductions = [info for info in self.infos() if info.reduction_axes]
+        if len(reductions) != 1 or len(self.infos()) > 2 or len(loops) < 2:
+            return False
+        (reduction,), extent = reductions, extent_value(self.schedule, loops[-1])
+        others = [info for info in self.infos() if info is not reduction]
+        is_read_again = any({load.buffer for load in loads_of(info)} & {load.buffer for load in loads_of(reduction)} for info in others)
+        return extent is not None and extent < lanes_for(reduction, self.target) and keeps_last_axis(reduction) and not is_read_again
+
     # -- stages that stand alone
 
     def _apart(self) -> str:
@@ -371,11 +395,11 @@ class _Version:
             schedule_block(schedule, name, target)
             return
         lanes = lanes_for(info, target)
-        if _is_search(info) and (self.is_short or _is_short(info)):
+        is_short_search = _is_search(info) and (self.is_short or _is_short(info))
+        found = None
+        if spatial and (is_short_search or keeps_last_axis(info)):
             spatial = _all_joined(schedule, name, spatial, lanes)
-            found = _split_columns(schedule, name, spatial[-1], lanes, 2) if spatial else None
-        else:
-            found = _split_columns(schedule, name, spatial[-1], lanes) if spatial and keeps_last_axis(info) else None
+            found = _split_columns(schedule, name, spatial[-1], lanes, 2 if is_short_search else ACCUMULATORS)
         if found is not None:
             outer, (columns, width) = spatial[:-1], found
             schedule.reorder(*outer, columns.around, *depth, columns.inside)
@@ -390,9 +414,9 @@ class _Version:
 
 
 def _all_joined(schedule: Schedule, block: str, loops: list[str], lanes: int) -> list[str]:
-    """The loops, the last of which as long as can be."""
-    while len(loops) > 1:
-        made = joined(schedule, block_info(schedule, block), loops, len(loops) - 1, lanes)
+    """The loops, the last of which is as long as can be, if it is no whole vectors by itself."""
+    while len(loops) > 1 and ((extent := extent_value(schedule, loops[-1])) is None or extent % lanes):
+        made = dense_joined(schedule, block_info(schedule, block), loops, len(loops) - 1)
         if len(made) == len(loops):
             break
         loops = made
@@ -433,7 +457,13 @@ def keeps_last_axis(info: BlockInfo) -> bool:
     moving = (axis for axis in info.block.axes if axis.var in info.spatial_axes and not is_const(axis.extent, 1))
     axes = tuple(axis.var for axis in moving if not variables(axis.value) & deciding)
     terms = [load for load in loads_of(info) if load.indices and not variables(load).isdisjoint(info.reduction_axes)]
-    return any(_is_contiguous_along(load.indices[-1], axes) for load in terms)
+    return any(_is_contiguous_along(_last_index(load), axes) for load in terms)
+
+
+def _last_index(load: Load) -> Expr:
+    """Of the last axis that has not one element."""
+    several = [index for index, dim in zip(load.indices, load.buffer.shape, strict=True) if not is_const(dim, 1)]
+    return several[-1] if several else load.indices[-1]
 
 
 def _is_contiguous_along(index: Expr, axes: tuple[Var, ...]) -> bool:

@@ -343,11 +343,18 @@ def joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, la
     """Make one loop of that at `place` and the one around it, if what moves along them is dense over both, and the inner alone is not in
     vectors, or may not be."""
     around, loop = loops[place - 1], loops[place]
-    extent, known = schedule.extent_of(loop), extent_value(schedule, loop)
+    known = extent_value(schedule, loop)
     if known is not None and (known % lanes == 0 or extent_value(schedule, around) is None):
         return loops
     if known is None and known_product(schedule, [each for each in loops if each not in (around, loop)], 1) < schedule.cores:
         return loops  # whose rows are what threads share
+    return dense_joined(schedule, info, loops, place)
+
+
+def dense_joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int) -> list[str]:
+    """Make one loop of that at `place` and the one around it, if what moves along them is dense over both."""
+    around, loop = loops[place - 1], loops[place]
+    extent = schedule.extent_of(loop)
     axes = {axis.value.name: axis.var for axis in info.block.axes if isinstance(axis.value, Var)}
     pair = (axes.get(around), axes.get(loop))
     accesses: tuple[Load | Store, ...] = (*loads_of(info), *info.writes)
