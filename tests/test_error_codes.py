@@ -141,7 +141,7 @@ MISSES = {
     "opset of the node": (one_node("Det", opset=10), "TC1011", {"operator": "Det", "opset": 10}, "since opset 11"),
     "dtype": (one_node("Relu", dtype=TensorProto.COMPLEX64), "TC1012", {}, "float32"),
     "attribute": (
-        one_node("LinearRegressor", "ai.onnx.ml", coefficients=[1.0] * 4, post_transform="PROBIT"),
+        one_node("LinearRegressor", "ai.onnx.ml", coefficients=[1.0] * 4, post_transform="GAUSSIAN"),
         "TC1013",
         {"operator": "LinearRegressor", "node": "n1", "domain": "ai.onnx.ml"},
         "LOGISTIC",

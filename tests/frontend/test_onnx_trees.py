@@ -96,6 +96,47 @@ def test_classifier_of_many(transform: str, labels: list[Any], positive: bool) -
     check(ml("TreeEnsembleClassifier", [(F, 2)], [S if kind.endswith("strings") else I64, F], **given), inputs(False))
 
 
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+@pytest.mark.parametrize("kind", ["a class for each tree", "a class for each leaf", "classes of some leaves", "one class of all"])
+@pytest.mark.parametrize("base", [[], [0.5, -0.25, 1.0, -3.0]])
+def test_leaves_need_not_have_a_weight_for_each_class(transform: str, kind: str, base: list[float]) -> None:
+    rng = np.random.default_rng(len(kind))
+    trees = forest(rng, 6, 4, 5, MODES, True)
+    leaves = trees.pop("leaves")
+    chosen = {
+        "a class for each tree": [[tree % 4] for tree, _ in leaves],
+        "a class for each leaf": [[int(rng.integers(4))] for _ in leaves],
+        "classes of some leaves": [np.flatnonzero(rng.random(4) < 0.2).tolist() for _ in leaves],
+        "one class of all": [[2] for _ in leaves],
+    }[kind]
+    pairs = [(leaf, k) for leaf, classes in zip(leaves, chosen, strict=True) for k in classes]
+    given = {
+        **trees,
+        "class_treeids": [leaf[0] for leaf, _ in pairs],
+        "class_nodeids": [leaf[1] for leaf, _ in pairs],
+        "class_ids": [k for _, k in pairs],
+        "class_weights": (rng.integers(-8, 9, len(pairs)) / 4).tolist(),
+        "classlabels_int64s": [7, 3, 12, 5],
+        "post_transform": transform,
+    }  # fmt: skip
+    model = ml("TreeEnsembleClassifier", [(F, 2)], [I64, F], **given, **({"base_values": base} if base else {}))
+
+    check(model, inputs(True), [floats(0, 5)])
+    if kind == "a class for each tree":
+        del given["nodes_missing_value_tracks_true"]
+        check(ml("TreeEnsembleClassifier", [(F, 2)], [I64, F], **given), inputs(True))
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+def test_scores_of_a_regressor_are_transformed(transform: str) -> None:
+    rng = np.random.default_rng(8)
+    trees = forest(rng, 4, 4, 5, MODES[:1], False)
+    leaves = trees.pop("leaves")
+    given = {**trees, **weights("target", leaves, [0, 1, 2], rng, False), "post_transform": transform}
+
+    check(ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=3, **given), inputs(False))
+
+
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("base", [[], [0.375]])

@@ -5,6 +5,7 @@ What these do where ONNX leaves it open is what onnxruntime does. A node that an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -262,14 +263,41 @@ def import_zip_map(n: NodeContext) -> NodeResult:
 
 def transformed(n: NodeContext, scores: ModelValue) -> ModelValue:
     """Scores as `post_transform` says."""
-    kind = n.attr("post_transform", "NONE")
-    if kind == "LOGISTIC":
-        return n.call("sigmoid", scores)
-    if kind == "SOFTMAX":
-        return n.call("softmax", scores, axis=1)
-    if kind != "NONE":
-        raise UnsupportedError(f"{n.op_type}: post_transform {kind!r}", code="TC1013", supported="NONE, LOGISTIC, SOFTMAX")
-    return scores
+    return transformed_scores(n, scores, n.attr("post_transform", "NONE"))
+
+
+def transformed_scores(n: NodeContext, scores: ModelValue, kind: str) -> ModelValue:
+    """Scores [rows, classes] after a transform by its name."""
+    match kind:
+        case "NONE":
+            return scores
+        case "LOGISTIC":
+            return n.call("sigmoid", scores)
+        case "SOFTMAX":
+            return n.call("softmax", scores, axis=1)
+        case "SOFTMAX_ZERO":  # of those that are not 0
+            is_there = n.call("less", n.const(1e-7, scores.dtype), n.call("abs", scores))
+            powers = n.call("exp", n.call("sub", scores, n.call("max", scores, axes=(1,), keepdims=True)))
+            kept = n.call("where", is_there, powers, n.const(0, scores.dtype))
+            return n.call("div", kept, n.call("sum", kept, axes=(1,), keepdims=True))
+        case "PROBIT":
+            return _probit(n, scores)
+    supported = "NONE, LOGISTIC, SOFTMAX, SOFTMAX_ZERO, PROBIT"
+    raise UnsupportedError(f"{n.op_type}: post_transform {kind!r}", code="TC1013", supported=supported)
+
+
+def _probit(n: NodeContext, scores: ModelValue) -> ModelValue:
+    """sqrt(2) erfinv(2 p - 1), by the approximation that onnxruntime and the reference take. Source: Winitzki (2008), A handy approximation
+    for the error function and its inverse."""
+    x = n.call("sub", n.call("mul", scores, n.const(2, scores.dtype)), n.const(1, scores.dtype))
+    log = n.call("log", n.call("sub", n.const(1, scores.dtype), n.call("mul", x, x)))
+    first = n.call("add", n.const(2 / (math.pi * _WINITZKI), scores.dtype), n.call("mul", log, n.const(0.5, scores.dtype)))
+    root = n.call("sqrt", n.call("sub", n.call("mul", first, first), n.call("mul", log, n.const(1 / _WINITZKI, scores.dtype))))
+    size = n.call("mul", n.call("sqrt", n.call("sub", root, first)), n.const(math.sqrt(2), scores.dtype))
+    return n.call("where", n.call("less", x, n.const(0, scores.dtype)), n.call("neg", size), size)
+
+
+_WINITZKI = 0.147
 
 
 def labelled(n: NodeContext, place: ModelValue, labels: Sequence[Any]) -> ModelValue | StringsValue:

@@ -15,9 +15,9 @@ import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.ops_ml import DOMAIN, as_floats, labelled, rows
+from tc.frontend.onnx.ops_ml import DOMAIN, as_floats, labelled, rows, transformed_scores
 from tc.frontend.onnx.values import ModelValue, constant_value
-from tc.ir.dtype import f32, f64, i64
+from tc.ir.dtype import f32, f64, i64, u8
 from tc.ir.expr import const
 from tc.ops.registry import require
 from tc.ops.trees import MOST_FEATURES, node_words
@@ -30,6 +30,7 @@ _COMPARISONS = {
     "BRANCH_EQ": "equal",
     "BRANCH_NEQ": "not_equal",
 }
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")  # by number in TreeEnsemble
 _LEAF = "LEAF"
 _MODES = (*_COMPARISONS, "MEMBER")  # by number in TreeEnsemble
 _MAX_WEIGHTS = 1 << 27
@@ -82,14 +83,23 @@ def _walk(n: NodeContext, forest: Forest, x: ModelValue) -> ModelValue:
 
 
 def _scores(
-    n: NodeContext, forest: Forest, x: ModelValue, weights: np.ndarray, has: np.ndarray, aggregate: str, base: np.ndarray | None
+    n: NodeContext,
+    forest: Forest,
+    x: ModelValue,
+    weights: np.ndarray,
+    has: np.ndarray,
+    aggregate: str,
+    base: np.ndarray | None,
+    leaves: ModelValue | None = None,
 ) -> ModelValue:
-    """[rows, targets] of the weights [nodes, targets] of the leaves; `has` says which weights there are."""
+    """[rows, targets] of the weights [nodes, targets] of the leaves; `has` says which weights there are. `leaves`: where rows end, if that
+    is known."""
     if aggregate not in ("SUM", "AVERAGE", "MIN", "MAX"):
         raise NodeError(f"{n.op_type}: aggregate_function {aggregate!r}")
     if aggregate in ("MIN", "MAX") and not has[forest.leaves].all():
         raise UnsupportedError(f"{n.op_type}: {aggregate} over leaves without a weight for each target", code="TC1013")
-    taken = n.call("gather", n.const(weights, x.dtype), _walk(n, forest, x), axis=0, in_range=True)
+    reached = _walk(n, forest, x) if leaves is None else leaves
+    taken = n.call("gather", n.const(weights, x.dtype), reached, axis=0, in_range=True)
     scores = n.call({"MIN": "min", "MAX": "max"}.get(aggregate, "sum"), taken, axes=(1,), keepdims=False)
     if aggregate == "AVERAGE":
         scores = n.call("div", scores, n.const(len(forest.roots), x.dtype))
@@ -165,15 +175,14 @@ def _features(n: NodeContext) -> ModelValue:
 
 @onnx_op("TreeEnsembleRegressor", domain=DOMAIN)
 def import_tree_ensemble_regressor(n: NodeContext) -> NodeResult:
-    targets = n.attr("n_targets", 1)
-    if n.attr("post_transform", "NONE") != "NONE":
-        raise UnsupportedError("TreeEnsembleRegressor: a post_transform", code="TC1013")
+    targets, transform = n.attr("n_targets", 1), n.attr("post_transform", "NONE")
     forest, place = _forest(n)
     weights, has = _weights(n, "target", place, targets)
     base = _numbers(n, "base_values")
     if base is not None and len(base) != targets:
         raise NodeError(f"TreeEnsembleRegressor: {len(base)} base values for {targets} targets")
-    return as_floats(n, _scores(n, forest, _features(n), weights, has, n.attr("aggregate_function", "SUM"), base))
+    scores = as_floats(n, _scores(n, forest, _features(n), weights, has, n.attr("aggregate_function", "SUM"), base))
+    return transformed_scores(n, scores, transform)
 
 
 @onnx_op("TreeEnsembleClassifier", domain=DOMAIN)
@@ -183,9 +192,6 @@ def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
     if len(labels) < 2:
         raise UnsupportedError(f"TreeEnsembleClassifier: {len(labels)} classes", code="TC1022")
     ids, transform = set(n.attr("class_ids") or []), n.attr("post_transform", "NONE")
-    if transform not in ("NONE", "LOGISTIC", "SOFTMAX"):
-        supported = "NONE, LOGISTIC, SOFTMAX"
-        raise UnsupportedError(f"TreeEnsembleClassifier: post_transform {transform!r}", code="TC1013", supported=supported)
     forest, place = _forest(n)
     weights, has = _weights(n, "class", place, len(labels))
     base = _numbers(n, "base_values")
@@ -197,13 +203,14 @@ def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
             "TreeEnsembleClassifier: runtimes differ about a softmax of one weight, and one of the second class",
             code="TC1013",
         )
+    x, given = _features(n), has
     if is_binary:
         weights, has = weights[:, :1], has[:, :1]
-    elif not has[forest.leaves].all():
-        raise UnsupportedError("TreeEnsembleClassifier: leaves without a weight for each class", code="TC1022")
-    scores = as_floats(n, _scores(n, forest, _features(n), weights, has, "SUM", base))
+    leaves = _walk(n, forest, x)
+    scores = as_floats(n, _scores(n, forest, x, weights, has, "SUM", base, leaves))
     if not is_binary:
-        return [labelled(n, n.call("argmax", scores, axis=1, keepdims=False), labels), _transformed(n, scores, transform)]
+        known = scores if base is not None else _of_given_classes(n, forest, scores, given, leaves)
+        return [labelled(n, n.call("argmax", known, axis=1, keepdims=False), labels), transformed_scores(n, scores, transform)]
     positive = bool((weights >= 0).all())
     is_yes = n.call("greater", scores, n.const(0.5 if positive else 0.0, f32))
     number = n.call("squeeze", n.call("cast", is_yes, dtype=i64), axes=(1,))
@@ -211,13 +218,31 @@ def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
         other = n.call("sub", n.const(1, f32), scores)
     else:
         other = n.call("neg", scores)
-    return [labelled(n, number, labels), _transformed(n, n.call("concat", other, scores, axis=1), transform)]
+    return [labelled(n, number, labels), transformed_scores(n, n.call("concat", other, scores, axis=1), transform)]
 
 
-def _transformed(n: NodeContext, scores: ModelValue, transform: str) -> ModelValue:
-    if transform == "NONE":
+def _of_given_classes(n: NodeContext, forest: Forest, scores: ModelValue, has: np.ndarray, leaves: ModelValue) -> ModelValue:
+    """Scores [rows, classes], that of a class to which no leaf of a row gives a weight being the least: it is not chosen, as onnxruntime
+    has it, though its score, which is 0, may be the largest."""
+    trees = _tree_of_nodes(forest)
+    is_leaf = forest.leaves
+    always = [any(has[is_leaf & (trees == tree), k].all() for tree in range(len(forest.roots))) for k in range(has.shape[1])]
+    if all(always):
         return scores
-    return n.call("sigmoid", scores) if transform == "LOGISTIC" else n.call("softmax", scores, axis=1)
+    given = n.call("max", n.call("gather", n.const(has, u8), leaves, axis=0, in_range=True), axes=(1,), keepdims=False)
+    return n.call("where", n.call("less", n.const(0, u8), given), scores, n.const(-np.inf, f32))
+
+
+def _tree_of_nodes(forest: Forest) -> np.ndarray:
+    """int64[nodes]: the number of the root from which each is reached; -1: from none."""
+    found = np.full(len(forest.mode), -1, np.int64)
+    for tree, root in enumerate(forest.roots):
+        level = np.array([root])
+        while level.size:
+            found[level] = tree
+            level = level[~forest.leaves[level]]
+            level = np.unique(np.concatenate([forest.yes[level], forest.no[level]])) if level.size else level
+    return found
 
 
 # -- the operator of version 5
@@ -226,8 +251,9 @@ def _transformed(n: NodeContext, scores: ModelValue, transform: str) -> ModelVal
 @onnx_op("TreeEnsemble", since=5, domain=DOMAIN)
 def import_tree_ensemble(n: NodeContext) -> NodeResult:
     """Inner nodes and leaves are numbered apart: leaves come behind all nodes here."""
-    if n.attr("post_transform", 0) != 0:
-        raise UnsupportedError("TreeEnsemble: a post_transform", code="TC1013")
+    transform = n.attr("post_transform", 0)
+    if not 0 <= transform < len(_TRANSFORMS):
+        raise NodeError(f"TreeEnsemble: post_transform {transform}")
     splits, modes = np.asarray(n.attr("nodes_splits")).reshape(-1), np.asarray(n.attr("nodes_modes")).reshape(-1)
     weights, targets = np.asarray(n.attr("leaf_weights")).reshape(-1), n.attr("n_targets", 1)
     ids, roots = np.array(n.attr("leaf_targetids") or [], np.int64), np.array(n.attr("tree_roots") or [], np.int64)
@@ -265,4 +291,5 @@ def import_tree_ensemble(n: NodeContext) -> NodeResult:
     aggregate = n.attr("aggregate_function", 1)
     if not 0 <= aggregate < 4:
         raise NodeError(f"TreeEnsemble: aggregate_function {aggregate}")
-    return _scores(n, forest, x, table, has, ("AVERAGE", "SUM", "MIN", "MAX")[aggregate], None)
+    scores = _scores(n, forest, x, table, has, ("AVERAGE", "SUM", "MIN", "MAX")[aggregate], None)
+    return transformed_scores(n, scores, _TRANSFORMS[transform])
