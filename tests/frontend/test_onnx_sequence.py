@@ -54,3 +54,46 @@ def test_positions_count_from_either_end(position: int, left: np.ndarray) -> Non
 
     np.testing.assert_array_equal(found, left)
     np.testing.assert_array_equal(found, run_onnxruntime(model, {"x": X, "z": Z})[0])
+
+
+def mapped(count: int, dims: list[object], more: bool) -> onnx.ModelProto:
+    """A sequence of inputs, each item of which goes through a function."""
+    names = [f"x{k}" for k in range(count)]
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims) for name in names]
+    items = ["e", "other"] if more else ["e"]
+    body = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add" if more else "Neg", items, ["f"])], "item",
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in items],
+        [onnx.helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        onnx.helper.make_node("SequenceConstruct", names, ["s"]),
+        onnx.helper.make_node("SequenceMap", ["s", *(["x0"] if more else [])], ["t"], body=body),
+        onnx.helper.make_node("ConcatFromSequence", ["t"], ["y"], axis=0),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", values, [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("dims", [[2, 3], ["n", 3]])
+@pytest.mark.parametrize("more", [False, True])
+def test_a_function_of_each_item_of_a_sequence_that_was_made(count: int, dims: list[object], more: bool) -> None:
+    # What builds the function in onnx ended the process: the sequence was given no type.
+    arrays = {f"x{k}": np.full((2, 3), k + 1, np.float32) for k in range(count)}
+
+    found = tc.compile(mapped(count, dims, more), threads=1, on_unsupported="error").run(arrays)["y"]
+
+    np.testing.assert_array_equal(found, np.concatenate([each + arrays["x0"] if more else -each for each in arrays.values()]))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_bounds_of_a_slice_may_be_numbers(known: bool) -> None:
+    # As torch writes tensor_split; onnxruntime takes them.
+    bounds = "a = Constant<value = int64 {1}>() b = Constant<value = int64 {3}>() " if known else ""
+    given = "" if known else ", int64 a, int64 b"
+    text = f"g (float[n,4] x{given}) => (float[m,k] y) {{ {bounds} c = Constant<value = int64[1] {{1}}>() y = Slice(x, a, b, c) }}"
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    arrays = {"x": x} if known else {"x": x, "a": np.array(1), "b": np.array(3)}
+
+    np.testing.assert_array_equal(tc.compile(parsed(text), threads=1).run(arrays)["y"], x[:, 1:3])

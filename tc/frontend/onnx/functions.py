@@ -11,7 +11,7 @@ from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
 from tc.frontend.onnx.reading import needed_nodes, order_nodes
 from tc.frontend.onnx.tensors import CODES, STRING_CODE
-from tc.frontend.onnx.values import DeferredValue, ModelValue, StoredSequence, StringsValue
+from tc.frontend.onnx.values import DeferredValue, ModelValue, SequenceValue, StoredSequence, StringsValue
 from tc.ir.expr import Const
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def _schema_function(n: NodeContext) -> FunctionProto | None:
         data = schema.get_function_with_opset_version(max(versions))
     elif schema.has_context_dependent_function:
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= n.opset]
-        types = [_type_proto(v).SerializeToString() for v in n.inputs]
-        node = n.node.SerializeToString()
-        if not versions:
-            return None
+        found = [_type_proto(v) for v in n.inputs]
+        if not versions or None in found:
+            return None  # what builds functions has no answer to a type that is not there, and ends the process
+        types, node = [each.SerializeToString() for each in found if each is not None], n.node.SerializeToString()
         data = schema.get_context_dependent_function_with_opset_version(max(versions), node, types)
     else:
         return None
@@ -62,18 +62,25 @@ def _schema_function(n: NodeContext) -> FunctionProto | None:
     return function
 
 
-def _type_proto(value: Any) -> TypeProto:
-    """The ONNX type of an input; an empty one when it is absent."""
+def _type_proto(value: Any) -> TypeProto | None:
+    """The ONNX type of an input; an empty one when it is absent, None of what has none that is known."""
     import onnx
 
-    if isinstance(value, StringsValue):
-        return onnx.helper.make_tensor_type_proto(STRING_CODE, [int(d) if isinstance(d, Const) else None for d in value.numbers.shape])
-    if isinstance(value, StoredSequence):
-        return onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(CODES[value.elements.dtype], [None] * value.rank))
-    if not isinstance(value, ModelValue):
-        return onnx.TypeProto()
-    shape = [int(dim) if isinstance(dim, Const) else None for dim in value.shape]
-    return onnx.helper.make_tensor_type_proto(CODES[value.dtype], shape)
+    match value:
+        case None:
+            return onnx.TypeProto()
+        case StringsValue(numbers=numbers):
+            return onnx.helper.make_tensor_type_proto(STRING_CODE, [int(d) if isinstance(d, Const) else None for d in numbers.shape])
+        case StoredSequence(elements=elements, rank=rank):
+            return onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(CODES[elements.dtype], [None] * rank))
+        case SequenceValue(items=items, dtype=dtype):
+            kinds = {STRING_CODE if isinstance(item, StringsValue) else CODES[item.dtype] for item in items}
+            code = kinds.pop() if kinds else None if dtype is None else CODES[dtype]
+            return None if code is None else onnx.helper.make_sequence_type_proto(onnx.helper.make_tensor_type_proto(code, None))
+        case ModelValue():
+            shape = [int(dim) if isinstance(dim, Const) else None for dim in value.shape]
+            return onnx.helper.make_tensor_type_proto(CODES[value.dtype], shape)
+    return None
 
 
 def expand(n: NodeContext, function: FunctionProto, defaults: Mapping[str, AttributeProto]) -> tuple[NodeResult, str]:

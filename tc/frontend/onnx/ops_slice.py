@@ -35,7 +35,8 @@ def import_slice(n: NodeContext) -> NodeResult:
     if n.is_data(3) or n.is_data(4):
         return _slice_axes_by_data(n, x)
     axes, steps = n.ints(3, "axes"), n.ints(4, "steps")
-    lengths = [n.value(k).shape[0] for k in (1, 2) if n.value(k).rank == 1]
+    bounds = [n.value(k) if n.value(k).rank else n.call("reshape", n.value(k), shape=(const(1),)) for k in (1, 2)]  # as torch writes some
+    lengths = [bound.shape[0] for bound in bounds if bound.rank == 1]
     known = [int(length.value) for length in lengths if isinstance(length, Const)]
     known += [len(given) for given in (axes, steps) if given is not None]
     if len(lengths) < 2 or not known:
@@ -43,7 +44,7 @@ def import_slice(n: NodeContext) -> NodeResult:
     count = known[0]
     axes = list(range(count)) if axes is None else axes
     steps = [1] * count if steps is None else [max(-BEYOND_ANY_DIM, min(step, BEYOND_ANY_DIM)) for step in steps]
-    first, last = (n.value(k) if is_const(n.value(k).shape[0]) else n.call("reshape", n.value(k), shape=(const(count),)) for k in (1, 2))
+    first, last = (bound if is_const(bound.shape[0]) else n.call("reshape", bound, shape=(const(count),)) for bound in bounds)
     starts, ends = n.graph.elements(first), n.graph.elements(last)
     if starts is None or ends is None:
         return _slice_by_data(n, x, first, last, axes, steps)
