@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+import tc
 from tc.errors import InputError, ModelError, ShapeError, UserError
 from tc.frontend.dims import Dim
 from tc.frontend.onnx import load_model
@@ -219,6 +222,22 @@ def test_other_shapes_may_be_data(op: str, target: list[int], rng: np.random.Gen
     model = make_model([node(op, "x t", "y")], inputs, ["y"])
 
     check_against_onnxruntime(model, {"x": rng.standard_normal((1, 5, 4)).astype(F32), "t": i64(*target)})
+
+
+@pytest.mark.parametrize("dims", [["a", "b", "c"], [3, 20, 17], [3, "b", 1]])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("after", ["Neg", "Transpose"])
+def test_tiles_of_every_size(dims: list[Any], known: bool, after: str, rng: np.random.Generator) -> None:
+    declared: dict[str, Any] = {"x": (F32, dims)} | ({} if known else {"t": (np.int64, [3])})
+    for sizes, repeats in (((3, 20, 17), (2, 1, 3)), ((3, 20, 1), (1, 4, 19)), ((3, 0, 1), (2, 2, 2)), ((3, 20, 17), (1, 0, 2))):
+        if any(isinstance(dim, int) and dim != size for dim, size in zip(dims, sizes, strict=True)):
+            continue
+        model = make_model([node("Tile", "x t", "r"), node(after, "r", "y")], declared, ["y"], {"t": i64(*repeats)} if known else {})
+        x = rng.standard_normal(sizes).astype(F32)
+
+        found = tc.compile(model, threads=1).run({"x": x} | ({} if known else {"t": i64(*repeats)}))["y"]
+
+        np.testing.assert_array_equal(found, -np.tile(x, repeats) if after == "Neg" else np.tile(x, repeats).transpose())
 
 
 def test_pads_may_be_data_and_negative(rng: np.random.Generator) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from tc.ir.arith import equal_shapes
 from tc.ir.dtype import f32, f64
+from tc.ir.expr import Expr, as_expr, const, is_const
 from tc.ir.graph import Atom, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
@@ -121,6 +122,18 @@ def _fold_channel_op(b: GraphBuilder, m: Match) -> Atom | None:
     return _conv_with(b, m, np.ones_like(values), -values)
 
 
+def _tile_by_parts(b: GraphBuilder, m: Match) -> Atom:
+    """Each axis that is repeated as two, so that no place is divided by a size: [n, m] -> [1, n, 1, m] -> [r, n, q, m] -> [r n, q m]."""
+    parts: list[Expr] = []
+    wide: list[Expr] = []
+    for dim, count in zip(m.type_of("x").shape, map(as_expr, m.attrs("tile").repeats), strict=True):
+        is_alone = is_const(count, 1) or is_const(dim, 1)
+        parts += [dim] if is_alone else [const(1), dim]
+        wide += [count if is_const(dim, 1) else dim] if is_alone else [count, dim]
+    made = b.call("expand", b.call("reshape", m.x, shape=tuple(parts)), shape=tuple(wide), span=m.call("tile").span)
+    return b.call("reshape", made, shape=m.type_of("tile").shape)
+
+
 _CONV = op("conv", any_("x"), const_("w"), absent(), name="conv", single_use=True)
 _CONV_BIAS = op("conv", any_("x"), const_("w"), const_("bias"), name="conv", single_use=True)
 
@@ -148,6 +161,12 @@ _BN_LITERALS = (const_("scale"), const_("shift"), const_("mean"), const_("var"))
 
 
 GRAPH_RULES = (
+    GraphRule(
+        "a tile is an expansion of parts",
+        op("tile", any_("x"), name="tile"),
+        _tile_by_parts,
+        example=lambda b: b.call("tile", _x(b, 2, 1, 3, 5), repeats=(3, 4, 1, 2)),
+    ),
     GraphRule(
         "a reshape to the same shape",
         op("reshape|squeeze|unsqueeze|flatten", any_("x"), name="view"),

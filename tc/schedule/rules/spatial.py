@@ -118,7 +118,7 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     if _schedule_squares(schedule, info, loops, target):
         return
     info, loops = block_info(schedule, block), list(schedule.loops_of(block))  # some may have been joined
-    row = _row_length(info, loops[-1], extent_value(schedule, loops[-1]), lanes_for(info, target))
+    row = _row_length(info, loops[-1], schedule.extent_of(loops[-1]), lanes_for(info, target))
     if row and schedule.choose(block, "row_by_row", (False, True), True, ordered=False):
         _schedule_rows(schedule, info, loops, row, lanes_for(info, target))
         return
@@ -242,7 +242,7 @@ def _gather_cycles(target: Target) -> float:
     return machine_of(target).gather_cycles_per_lane * 512 / target.vector_bits
 
 
-def _row_length(info: BlockInfo, last: str, extent: int | None, lanes: int) -> int:
+def _row_length(info: BlockInfo, last: str, extent: Expr, lanes: int) -> int:
     """How long the rows are that the last loop runs through one after the other, where vectors would reach over their ends; else 0.
 
     Inside a row what lies side by side is read as vectors; a vector across two is gathered.
@@ -255,7 +255,7 @@ def _row_length(info: BlockInfo, last: str, extent: int | None, lanes: int) -> i
         if isinstance(node, FloorMod) and node.lhs in axes and isinstance(node.rhs, Const)
     }
     rows = max(lengths, default=0)
-    return rows if extent is not None and rows % lanes and lanes <= rows < extent and extent % rows == 0 else 0
+    return rows if rows >= lanes and rows % lanes and not is_const(extent, rows) and prove(equal(extent % rows, 0)) is True else 0
 
 
 def _schedule_rows(schedule: Schedule, info: BlockInfo, loops: list[str], row: int, lanes: int) -> None:
