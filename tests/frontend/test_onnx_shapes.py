@@ -20,6 +20,7 @@ from tests.frontend.models import (
     node,
     operators,
     run,
+    run_onnxruntime,
 )
 
 F32 = np.float32
@@ -238,6 +239,29 @@ def test_tiles_of_every_size(dims: list[Any], known: bool, after: str, rng: np.r
         found = tc.compile(model, threads=1).run({"x": x} | ({} if known else {"t": i64(*repeats)}))["y"]
 
         np.testing.assert_array_equal(found, -np.tile(x, repeats) if after == "Neg" else np.tile(x, repeats).transpose())
+
+
+OF_OPEN_LENGTH: dict[str, tuple[str, dict[str, Any], list[int]]] = {
+    "TopK": ("y indices", {}, [3]),
+    "Tile": ("y", {}, [2, 1, 3]),
+    "Pad": ("y", {}, [1, 0, 2, 0, 1, 1]),
+    "CenterCropPad": ("y", {"axes": [0, 2]}, [4, 9]),
+}
+
+
+@pytest.mark.parametrize("op", OF_OPEN_LENGTH)
+def test_vectors_that_must_be_of_one_length_may_be_declared_of_any(op: str, rng: np.random.Generator) -> None:
+    outputs, attrs, given = OF_OPEN_LENGTH[op]
+    inputs = {"x": (F32, ["a", 5, "c"]), "v": (np.int64, ["k"])}
+    model = make_model([node(op, "x v", outputs, **attrs)], inputs, outputs.split(), opset=18)
+    module = tc.compile(model, threads=1, on_unsupported="error")
+    x = rng.standard_normal((3, 5, 7)).astype(F32)
+
+    found = module.run({"x": x, "v": i64(*given)})["y"]
+
+    np.testing.assert_array_equal(found, run_onnxruntime(model, {"x": x, "v": i64(*given)})[0])
+    with pytest.raises(UserError):
+        module.run({"x": x, "v": i64(*given, 1, 1)})
 
 
 def test_pads_may_be_data_and_negative(rng: np.random.Generator) -> None:

@@ -37,7 +37,7 @@ from tc.frontend.onnx.values import (
 )
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import DType
-from tc.ir.expr import Expr, is_const
+from tc.ir.expr import Const, Expr, const, is_const
 from tc.ir.graph import AttrValue
 from tc.ops.registry import OpDef, Requirement, scoped_ops
 
@@ -271,9 +271,16 @@ class NodeContext(Calls):
         found = self.array(index, what)
         return None if found is None else [int(v) for v in found.reshape(-1)]
 
-    def dims(self, index: int, what: str) -> tuple[Expr, ...]:
-        """The elements of an integer input as dims."""
-        return self.graph.dims(self.value(index), f"{self.label}.{what}", self.span)
+    def dims(self, index: int, what: str, count: int | None = None) -> tuple[Expr, ...]:
+        """The elements of an integer input as dims. `count`: how many there must be."""
+        return self.graph.dims(self.of_length(index, count), f"{self.label}.{what}", self.span)
+
+    def of_length(self, index: int, count: int | None) -> ModelValue:
+        """An input; where it is a vector of a length that only the run tells, one of `count` elements, which is checked then."""
+        value = self.value(index)
+        if count is None or value.rank != 1 or isinstance(value.shape[0], Const):
+            return value
+        return self.call("reshape", value, shape=(const(count),))
 
     def axes(self, index: int | None = None) -> list[int] | None:
         """The axes of the node: the attribute, or the input `index` (a constant)."""

@@ -484,7 +484,7 @@ def import_topk(n: NodeContext) -> NodeResult:
 
 @onnx_op("TopK", since=10)
 def import_topk_by_input(n: NodeContext) -> NodeResult:
-    (k,) = n.dims(1, "k")
+    (k,) = n.dims(1, "k", 1)
     return _topk(n, k, largest=bool(n.attr("largest", 1)), sort=bool(n.attr("sorted", 1)))
 
 

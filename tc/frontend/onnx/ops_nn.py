@@ -282,7 +282,7 @@ def _unpooled_shape(n: NodeContext) -> tuple[Expr, ...]:
     x = n.value(0)
     rank = _space(n, x)
     if n.optional(2) is not None:
-        shape = n.dims(2, "output_shape")
+        shape = n.dims(2, "output_shape", x.rank)
         if len(shape) != x.rank:
             raise ShapeError(f"MaxUnpool: output_shape has {len(shape)} entries for {x.type}")
         return shape

@@ -172,7 +172,7 @@ def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> _Targ
     scales: list[float | None] = [1.0] * x.rank
     wanted = n.optional(3)
     if wanted is not None and not is_const(product(wanted.shape), 0):
-        targets = n.dims(3, "sizes")
+        targets = n.dims(3, "sizes", len(axes))
         if n.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
             return _keep_aspect(n, x, axes, targets)
         for axis, size in zip(axes, targets, strict=True):

@@ -271,7 +271,7 @@ def import_expand(n: NodeContext) -> NodeResult:
 
 @onnx_op("Tile")
 def import_tile(n: NodeContext) -> NodeResult:
-    repeats = n.dims(1, "repeats")
+    repeats = n.dims(1, "repeats", n.value(0).rank)
     if len(repeats) != n.value(0).rank:
         raise ShapeError(f"Tile: {len(repeats)} repeats for {n.value(0).type}")
     return n.call("tile", n.value(0), repeats=repeats)

@@ -191,9 +191,12 @@ def import_pad_by_attributes(n: NodeContext) -> NodeResult:
 
 @onnx_op("Pad", since=11)
 def import_pad(n: NodeContext) -> NodeResult:
-    x = n.value(0)
-    pads = n.graph.elements(n.value(1))
-    amounts: list[Expr] = _signed_dims(n, n.value(1), "pads") if pads is None else list(pads.reshape(-1))
+    x, num_axes = n.value(0), n.value(0).rank
+    if n.optional(3) is not None:
+        num_axes = count_of(n, 3)
+    given_pads = n.of_length(1, 2 * num_axes)
+    pads = n.graph.elements(given_pads)
+    amounts: list[Expr] = _signed_dims(n, given_pads, "pads") if pads is None else list(pads.reshape(-1))
     if n.is_data(3):
         if len(amounts) != 2 * count_of(n, 3):
             raise ShapeError(f"Pad: {len(amounts)} pads for {count_of(n, 3)} axes; there must be two per axis")
@@ -224,8 +227,9 @@ def _pads_of_axes(given: Sequence[Expr], axes: Sequence[Expr], rank: int) -> lis
 @onnx_op("CenterCropPad", since=18)
 def import_center_crop_pad(n: NodeContext) -> NodeResult:
     """What is too much or missing is cut off or added on both sides, an odd one at the end."""
-    x, sizes = n.value(0), n.dims(1, "shape")
+    x = n.value(0)
     axes = n.attr("axes") or list(range(x.rank))
+    sizes = n.dims(1, "shape", len(axes))
     if len(axes) != len(sizes):
         raise ShapeError(f"CenterCropPad: {len(sizes)} sizes for {len(axes)} axes")
     begin, end = [const(0)] * x.rank, [const(0)] * x.rank
