@@ -421,6 +421,26 @@ def test_a_literal_index_into_an_axis_of_any_size(axis: int, place: int, rng: np
                 compiled(x)
 
 
+@pytest.mark.parametrize("shape", [(6, 5), (6,), (4, 3, 2)])
+def test_bounds_may_be_of_the_first_axes_however_many_there_are(shape: tuple[int, ...]) -> None:
+    """No vector says how many: as a loop of torch's `EmbeddingBag` slices its offsets."""
+    dims = ",".join(f"d{k}" for k in range(len(shape)))
+    results = ",".join(f"r{k}" for k in range(len(shape)))
+    text = f"g (float[{dims}] x, int64[u] s, int64[v] e) => (float[{results}] y) {{ y = Slice(x, s, e) }}"
+    module = tc.compile(model(text), on_unsupported="error")
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+    for starts, ends in (((1,), (3,)), ((), ()), ((1, -2), (4, 99)), ((0, 0, 0), (9, -1, 1)), ((-99,), (2,))):
+        feed = {"x": x, "s": i64(*starts), "e": i64(*ends)}
+        if len(starts) > len(shape):
+            with pytest.raises(InputError, match=f"u = {len(starts)}"):
+                module.run(feed)
+        else:
+            np.testing.assert_array_equal(module.run(feed)["y"], x[tuple(map(slice, starts, ends))])
+    with pytest.raises(InputError, match="the number of starts"):
+        module.run({"x": x, "s": i64(0), "e": i64(1, 2)})
+
+
 def test_bounds_of_unknown_length_have_that_of_the_others() -> None:
     """One of starts, ends, axes and steps says how many there are; the others are checked when they are there."""
     text = '<ir_version: 9, opset_import: ["" : 19]> g (float[6,5] x, int64[u] s, int64[2] e) => (float[a,b] y) { y = Slice(x, s, e) }'

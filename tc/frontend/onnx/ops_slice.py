@@ -13,8 +13,8 @@ from tc.frontend.onnx.values import ModelValue, constant_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, as_expr, ceildiv, const, equal, is_const, maximum, minimum, select
-from tc.ops.common import BEYOND_ANY_DIM
-from tc.ops.registry import Requirement
+from tc.ops.common import BEYOND_ANY_DIM, require_equal
+from tc.ops.registry import Requirement, require
 
 # -- slices
 
@@ -39,7 +39,9 @@ def import_slice(n: NodeContext) -> NodeResult:
     lengths = [bound.shape[0] for bound in bounds if bound.rank == 1]
     known = [int(length.value) for length in lengths if isinstance(length, Const)]
     known += [len(given) for given in (axes, steps) if given is not None]
-    if len(lengths) < 2 or not known:
+    if len(lengths) == 2 and not known:
+        bounds, known = _bounds_of_all(n, x, bounds), [x.rank]
+    if len(lengths) < 2:
         raise ShapeError(f"Slice: the starts and ends must be vectors, one of known length, found {n.value(1).type}, {n.value(2).type}")
     count = known[0]
     axes = list(range(count)) if axes is None else axes
@@ -49,6 +51,21 @@ def import_slice(n: NodeContext) -> NodeResult:
     if starts is None or ends is None:
         return _slice_by_data(n, x, first, last, axes, steps)
     return slice_value(n, x, list(starts), list(ends), axes, steps)
+
+
+def _bounds_of_all(n: NodeContext, x: ModelValue, bounds: Sequence[ModelValue]) -> list[ModelValue]:
+    """Starts and ends of all axes, of vectors of which only the run tells how many of the first axes they are of."""
+    starts, ends = bounds
+    (count,), (other,) = starts.shape, ends.shape
+    n.graph.state(lambda: require_equal(count, other, "Slice: the number of starts"), n.span)
+    n.graph.state(lambda: require(count <= x.rank, f"Slice: {count} starts for {x.type}"), n.span)
+
+    def filled(given: ModelValue, usual: int) -> ModelValue:
+        wide = given if given.dtype == i64 else n.call("cast", given, dtype=i64)
+        longer = n.call("concat", wide, n.const(np.full(x.rank, usual), i64), axis=0)
+        return n.call("slice", longer, starts=(const(0),), sizes=(const(x.rank),), steps=(1,))
+
+    return [filled(starts, 0), filled(ends, BEYOND_ANY_DIM)]
 
 
 def _slice_axes_by_data(n: NodeContext, x: ModelValue) -> ModelValue:
