@@ -73,6 +73,7 @@ def with_costs(monkeypatch: pytest.MonkeyPatch, costs: list[list[float]], *, is_
         return {key: np.array(each) for key, each in zip(counts, costs, strict=True)}
 
     monkeypatch.setattr(selection._InModelRun, "costs", made_up)
+    monkeypatch.setattr(selection._InModelRun, "call_seconds", lambda self, inputs: 1e-5)  # how many schedules are tried depends on it
     monkeypatch.setattr(selection._InModelRun, "is_faster", lambda *args, **kwargs: is_faster)
 
 

@@ -41,7 +41,7 @@ from tc.schedule.rules.partial_sums import (
     unroll_few,
 )
 from tc.schedule.rules.roles import shared_by
-from tc.schedule.rules.spatial import dense_joined, joined, schedule_block
+from tc.schedule.rules.spatial import dense_joined, is_dense_over, joined, schedule_block
 from tc.schedule.rules.tile import Cut, cut_and_peel, is_moved, split_off, vectorize_loop, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -364,6 +364,11 @@ class _Version:
         if len(reductions) != 1 or len(self.infos()) > 2 or len(loops) < 2:
             return False
         (reduction,), extent = reductions, extent_value(self.schedule, loops[-1])
+        own = list(self.schedule.loops_of(reduction.name))
+        depth = driving_loops(reduction, own, reduction.reduction_axes)
+        own = [loop for loop in own if loop not in depth and extent_value(self.schedule, loop) != 1]
+        if len(own) < 2 or not is_dense_over(self.schedule, reduction, *own[-2:]):
+            return False
         others = [info for info in self.infos() if info is not reduction]
         is_read_again = any({load.buffer for load in loads_of(info)} & {load.buffer for load in loads_of(reduction)} for info in others)
         return extent is not None and extent < lanes_for(reduction, self.target) and keeps_last_axis(reduction) and not is_read_again

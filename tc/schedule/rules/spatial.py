@@ -354,9 +354,15 @@ def joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int, la
 def dense_joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: int) -> list[str]:
     """Make one loop of that at `place` and the one around it, if what moves along them is dense over both."""
     around, loop = loops[place - 1], loops[place]
-    extent = schedule.extent_of(loop)
+    if not is_dense_over(schedule, info, around, loop):
+        return loops
+    return [*loops[: place - 1], schedule.fuse(around, loop), *loops[place + 1 :]]
+
+
+def is_dense_over(schedule: Schedule, info: BlockInfo, around: str, loop: str) -> bool:
+    """Whether all that moves along two loops does so in neighbouring axes, all of the inner one."""
     axes = {axis.value.name: axis.var for axis in info.block.axes if isinstance(axis.value, Var)}
-    pair = (axes.get(around), axes.get(loop))
+    pair, extent = (axes.get(around), axes.get(loop)), schedule.extent_of(loop)
     accesses: tuple[Load | Store, ...] = (*loads_of(info), *info.writes)
     for access in accesses:
         if not any(axis in axes_in(index) for index in access.indices for axis in pair):
@@ -365,8 +371,8 @@ def dense_joined(schedule: Schedule, info: BlockInfo, loops: list[str], place: i
         dense = at > 0 and access.indices[at - 1] is pair[0] and access.buffer.shape[at] == extent
         elsewhere = (index for k, index in enumerate(access.indices) if k not in (at - 1, at))
         if not dense or any(axis in axes_in(index) for index in elsewhere for axis in pair):
-            return loops
-    return [*loops[: place - 1], schedule.fuse(around, loop), *loops[place + 1 :]]
+            return False
+    return True
 
 
 def read_along(info: BlockInfo, loops: list[str]) -> tuple[str, int] | None:
