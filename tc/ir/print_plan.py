@@ -54,7 +54,8 @@ class _PlanPrinter:
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
-        self._dims = {dim.name for step in all_steps(plan.steps) for dim in variables(step)}
+        types = [var.type for var in (*plan.inputs, *plan.outputs)]
+        self._dims = {dim.name for node in (*types, *all_steps(plan.steps)) for dim in variables(node)}
         self.named: dict[str, Expr] = {}
         self._short: dict[Expr, Expr] = {}
 

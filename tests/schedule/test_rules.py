@@ -475,6 +475,16 @@ def test_reductions_of_an_axis_before_short_ones(shape: tuple[int, ...], axis: i
     np.testing.assert_allclose(one, exact, rtol=0, atol=0 if op == "argmax" else 1e-6 * (4 + shape[axis]))
 
 
+@pytest.mark.parametrize(("op", "shape", "attrs"), [("argmax", (20001, 3), {"axis": 1}), ("sum", (300, 1001, 3), {"axes": (0,)})])
+def test_one_loop_over_columns_is_shared_by_threads_though_it_is_cut_short(op: str, shape: tuple[int, ...], attrs: dict[str, Any]) -> None:
+    func = make_prim_func(OPS[op], [np.zeros(shape, np.float32)], attrs)
+
+    made = apply_rules(simplify_loops(func), replace(native_target(), cores=2))
+
+    reduced = [block for block in block_infos(made.func) if block.reduction_axes]
+    assert all(any(loop.kind is LoopKind.PARALLEL for loop in block.loops) for block in reduced)
+
+
 @pytest.mark.parametrize("shape", [(768, 100, 3), (768, 2, 256, 1), (400, 30, 16)])
 def test_lanes_are_neighbouring_results_whatever_the_last_axes_are(shape: tuple[int, ...]) -> None:
     func = make_prim_func(OPS["sum"], [np.zeros(shape, np.float32)], {"axes": (0,), "keepdims": False})

@@ -224,10 +224,10 @@ def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
 def _of_given_classes(n: NodeContext, forest: Forest, scores: ModelValue, has: np.ndarray, leaves: ModelValue) -> ModelValue:
     """Scores [rows, classes], that of a class to which no leaf of a row gives a weight being the least: it is not chosen, as onnxruntime
     has it, though its score, which is 0, may be the largest."""
-    trees = _tree_of_nodes(forest)
-    is_leaf = forest.leaves
-    always = [any(has[is_leaf & (trees == tree), k].all() for tree in range(len(forest.roots))) for k in range(has.shape[1])]
-    if all(always):
+    reached = forest.leaves & ((trees := _tree_of_nodes(forest)) >= 0)
+    is_whole = np.ones((len(forest.roots), has.shape[1]), bool)  # all leaves of a tree have a weight for a class
+    np.logical_and.at(is_whole, trees[reached], has[reached])
+    if is_whole.any(0).all():
         return scores
     given = n.call("max", n.call("gather", n.const(has, u8), leaves, axis=0, in_range=True), axes=(1,), keepdims=False)
     return n.call("where", n.call("less", n.const(0, u8), given), scores, n.const(-np.inf, f32))

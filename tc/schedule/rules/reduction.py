@@ -408,7 +408,7 @@ class _Version:
         if found is not None:
             outer, (columns, width) = spatial[:-1], found
             schedule.reorder(*outer, columns.around, *depth, columns.inside)
-            whole = [*outer, *([columns.around] if columns.is_whole else [])]
+            whole = [*outer, *([columns.around] if columns.is_whole or not outer else [])]  # one loop alone may be cut short
             set_parallel(schedule, name, whole, known_product(schedule, depth, 64) * width)
             reduce_in_columns(schedule, name, columns.around, width, lanes, is_local=False, is_short=self.is_short)
             return
