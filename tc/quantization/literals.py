@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tc.errors import QuantizationError, UnsupportedError
 from tc.quantization.description import HardwareDescription
-from tc.quantization.prepare import NARROW_OPSET, attribute, drop_unused, fresh_name, opset_of, raise_opset, walk_nodes
+from tc.quantization.prepare import NARROW_OPSET, attribute, drop_unused, fresh_name, opset_of, raise_opset, taken_names
 from tc.quantization.thresholds import quantize_weight, weight_scales
 from tc.quantization.topology import Edge, analyse, weight_arrays
 
@@ -71,9 +71,7 @@ class _LiteralWriter:
                 self.sites.append((by_name[site.name], weight))
         if not self.sites:
             raise UnsupportedError(f"nothing to quantize in this mode: no {' or '.join(ops)} with literal weights", code="TC5001")
-        graph = self.model.graph
-        self.taken = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
-        self.taken |= {name for node in walk_nodes(graph) for name in node.output}
+        self.taken = taken_names(self.model.graph)
         self.new: dict[str, list[onnx.NodeProto]] = {}
         self.made: dict[tuple[object, ...], str] = {}
         self.before: list[onnx.NodeProto] = []

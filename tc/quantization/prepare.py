@@ -330,7 +330,7 @@ def weight_axis(node: onnx.NodeProto, rank: int) -> int | None:
 def separate_weights(graph: onnx.GraphProto) -> None:
     """Give a weight that products read along several axes, as tied ones are, a name for each: it has scales of its own along each."""
     known = {tensor.name: tensor for tensor in graph.initializer}
-    taken = {*known, *(value.name for value in graph.input), *(name for node in walk_nodes(graph) for name in node.output)}
+    taken = taken_names(graph)
     names: dict[tuple[str, int], str] = {}
     for node in graph.node:
         if node.op_type not in ("Conv", "Gemm", "MatMul") or len(node.input) < 2 or node.input[1] not in known:
@@ -346,6 +346,12 @@ def separate_weights(graph: onnx.GraphProto) -> None:
                 graph.initializer.add().CopyFrom(known[name])
                 graph.initializer[-1].name = names[name, axis]
         node.input[1] = names[name, axis]
+
+
+def taken_names(graph: onnx.GraphProto) -> set[str]:
+    """The names of all values, those of subgraphs included."""
+    given = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    return given | {name for node in walk_nodes(graph) for name in node.output}
 
 
 def fresh_name(name: str, taken: set[str]) -> str:

@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tc.quantization.description import INTEGERS
-from tc.quantization.prepare import NARROW_OPSET, drop_unused, fresh_name, opset_of, raise_opset
+from tc.quantization.prepare import NARROW_OPSET, drop_unused, fresh_name, opset_of, raise_opset, taken_names
 from tc.quantization.scales import times_rows
 from tc.quantization.strategy import Strategy, StrategyNumbers, scale_of
 from tc.quantization.thresholds import Quantizer, quantize_weight
@@ -85,7 +85,7 @@ class _Writer:
         self.fixed = {value.name for value in self.graph.output} | captured(proto)
         self.tensors = {tensor.name: tensor for tensor in self.graph.initializer}
         self.arrays = weight_arrays(proto, topology)
-        self.taken = {*self.tensors, *self.producers, *(value.name for value in self.graph.input)}
+        self.taken = taken_names(self.graph)
         self.plan = self._plan()
         self.moves: dict[str, tuple[int, str] | None] = {}
         self.out: list[onnx.NodeProto] = []

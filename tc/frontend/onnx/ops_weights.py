@@ -56,10 +56,7 @@ def import_matmul_nbits(n: NodeContext) -> NodeResult:
         raise NodeError(f"MatMulNBits: K = {depth}, N = {count}, blocks of {block} terms of {bits} bits")
     if n.attr("weight_prepacked", 0):
         raise UnsupportedError("MatMulNBits with weights that are packed for one processor", code="TC1013")
-    if not x.rank or (isinstance(x.shape[-1], Const) and not is_const(x.shape[-1], depth)):
-        raise NodeError(f"MatMulNBits: A is {x.type}, but K is {depth}")
-    if not isinstance(x.shape[-1], Const):
-        x = n.call("reshape", x, shape=(*x.shape[:-1], depth))  # when it runs it is checked to be so long
+    x = _of_depth(n, x, depth)
     weights = _read_weights(n, count, depth, block, _UNSIGNED[bits])
     wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
     if weights.order is not None:
@@ -100,15 +97,19 @@ def import_matmul_bnb4(n: NodeContext) -> NodeResult:
         raise NodeError(f"MatMulBnb4: B must have {-(-size // 2)} bytes")
     if largest is None or largest.size != -(-size // block):
         raise NodeError(f"MatMulBnb4: absmax must have {-(-size // block)} numbers")
-    if not x.rank or (isinstance(x.shape[-1], Const) and not is_const(x.shape[-1], depth)):
-        raise NodeError(f"MatMulBnb4: A is {x.type}, but K is {depth}")
-    if not isinstance(x.shape[-1], Const):
-        x = n.call("reshape", x, shape=(*x.shape[:-1], depth))  # when it runs it is checked to be so long
+    x = _of_depth(n, x, depth)
     codes = np.stack([packed.reshape(-1) >> 4, packed.reshape(-1) & 15], 1).reshape(-1)[:size]
     weights = _BNB_TABLES[kind][codes] * np.repeat(largest.reshape(-1).astype(np.float32), block)[:size]
     wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
     result = n.call("matmul", wide, n.const(np.ascontiguousarray(weights.reshape(count, depth).T), f32))
     return result if x.dtype is f32 else n.call("cast", result, dtype=x.dtype)
+
+
+def _of_depth(n: NodeContext, x: ModelValue, depth: int) -> ModelValue:
+    """Rows of K numbers; where only the run tells how many, it is checked then."""
+    if not x.rank or (isinstance(x.shape[-1], Const) and not is_const(x.shape[-1], depth)):
+        raise NodeError(f"{n.op_type}: A is {x.type}, but K is {depth}")
+    return x if isinstance(x.shape[-1], Const) else n.call("reshape", x, shape=(*x.shape[:-1], depth))
 
 
 def _zero_dtype(zero: np.ndarray) -> DType:
