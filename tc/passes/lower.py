@@ -7,12 +7,12 @@ other; equal kernels (up to names) are kept once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tc.errors import LoweringError, Span, located
 from tc.ir.arith import Facts, atoms_of_polynomial, bounds
 from tc.ir.dtype import i64
-from tc.ir.expr import Checked, Eq, Expr, Var, const
+from tc.ir.expr import Checked, Expr, Var, const
 from tc.ir.graph import (
     Atom,
     Attrs,
@@ -32,7 +32,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import Node, cached_on_node, children, replace, substitute, transform, walk
 from tc.ir.structural import structural_hash
 from tc.ir.types import DimFact, TensorType
-from tc.ops.registry import Requirement, current_facts, get_op, inference
+from tc.ops.registry import current_facts, get_op, inference
 from tc.passes.loop.drop_unread import drop_unread
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.manager import graph_pass
@@ -63,32 +63,11 @@ def nodes_by_result(module: IRModule) -> dict[TensorVar, tuple[str, ...]]:
     return found
 
 
-def dims_as_required(params: Sequence[TensorVar], requirements: Iterable[Requirement]) -> dict[Node, Node]:
-    """For each dim of the inputs that is required to be another one of theirs, the first of all these.
-
-    What is required of the dims of inputs is checked before anything runs, so kernels may speak of one where the model has two.
-    """
-    known = {var: number for number, var in enumerate(dims_of_types([p.type for p in params if isinstance(p.type, TensorType)]))}
-    first: dict[Var, Var] = {}
-
-    def found(var: Var) -> Var:
-        while var in first:
-            var = first[var]
-        return var
-
-    for requirement in requirements:
-        match requirement.condition:
-            case Eq(lhs=Var() as lhs, rhs=Var() as rhs) if lhs in known and rhs in known and found(lhs) is not found(rhs):
-                one, other = sorted((found(lhs), found(rhs)), key=known.__getitem__)
-                first[other] = one
-    return {var: found(var) for var in first}
-
-
 @graph_pass
-def lower_primitives(module: IRModule, *, equal_dims: dict[Node, Node] | None = None) -> IRModule:
+def lower_primitives(module: IRModule) -> IRModule:
     """Replace every primitive function by its PrimFunc, and every call of it by a CallTir. Equal kernels are merged.
 
-    PrimFuncs that only primitive functions called are gone: they are part of the kernels. `equal_dims`: see `dims_as_required`.
+    PrimFuncs that only primitive functions called are gone: they are part of the kernels.
     """
     lowered: dict[str, PrimFunc] = {}
     dims_of: dict[str, tuple[Expr, ...]] = {}
@@ -97,7 +76,7 @@ def lower_primitives(module: IRModule, *, equal_dims: dict[Node, Node] | None = 
     by_graph: dict[str, PrimFunc] = {}  # the same, by what they were lowered from
     for func in module.graph_functions:
         if is_primitive(func):
-            plain, opaque = hide_dim_formulas(_with_equal_dims(func, equal_dims))
+            plain, opaque = hide_dim_formulas(func)
             source = structural_hash(plain)
             if source not in by_graph:
                 prim = lower_function(plain, module)
@@ -125,13 +104,6 @@ def lower_primitives(module: IRModule, *, equal_dims: dict[Node, Node] | None = 
     kept = [func for func in kept if func.name not in absorbed]
     rewritten = [transform(func, call_kernel) if isinstance(func, Function) else func for func in kept]
     return IRModule((*rewritten, *by_hash.values()), module.entry)
-
-
-def _with_equal_dims(func: Function, equal_dims: dict[Node, Node] | None) -> Function:
-    if not equal_dims:
-        return func
-    kept = replace(func, facts=tuple(fact for fact in func.facts if fact.var not in equal_dims))
-    return substitute(kept, equal_dims)
 
 
 def _has_checks(func: PrimFunc) -> bool:

@@ -43,6 +43,7 @@ from tc.passes.graph import (
     simplify_splits,
     split_phases,
     transforms_as_products,
+    unify_dims,
     use_parallel_forms,
     use_winograd,
 )
@@ -73,7 +74,6 @@ from tc.passes.loop import (
     unroll_launches,
     whole_vectors,
 )
-from tc.passes.lower import dims_as_required
 from tc.passes.manager import NO_HOOKS, Hooks, PassCall, parse_pipeline, run_pipeline
 from tc.schedule.canonical import workload_key
 from tc.schedule.knobs import Decide, take_default
@@ -84,7 +84,7 @@ REGISTERED = (
     *(byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
     *(integer_products, narrow_floats, share_kernels, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
-    *(separate_attention, separate_windows, transforms_as_products),
+    *(separate_attention, separate_windows, transforms_as_products, unify_dims),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
     *(cut_borders, exchange_lanes, hoist_choices, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
@@ -92,6 +92,7 @@ REGISTERED = (
 )
 
 INTEGERS = """
+    unify_dims,
     canonicalize,
     fold_constants(keep_quantized=True),
     canonicalize,                   # branches on conditions that folding made known
@@ -102,7 +103,7 @@ INTEGERS = """
 """
 """What a quantized model has in integers stays so, whatever the numerics: sums of integers are exact."""
 
-FLOATS = "canonicalize, fold_constants, canonicalize,"
+FLOATS = "unify_dims, canonicalize, fold_constants, canonicalize,"
 """The same for devices, whose kernels of quantized models are those of floats."""
 
 ALGEBRA = """
@@ -289,7 +290,7 @@ class PreparedModel:
         """Some of them, on the graph as it is."""
         lanes = self.target.lanes(32)
         settings = {"block": lanes, "lanes": lanes, "target": self.target, "decide": decide, "precision": self.precision}
-        settings["equal_dims"] = dims_as_required(self.imported.module.main.params, self.imported.requirements)
+        settings["equal_dims"] = unify_dims.dims_as_required(self.imported.module.main.params, self.imported.requirements)
         return run_pipeline(self.graph, calls, settings, self.passes.hooks)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 import tc
 from tc.errors import UserError
 from tc.ir.dtype import f32, i64
-from tc.ir.expr import Var, equal
+from tc.ir.expr import Var, const, equal
 from tc.ir.graph import TensorVar
 from tc.ir.types import tensor_type
 from tc.ops.registry import Requirement
-from tc.passes.lower import dims_as_required
+from tc.passes.graph.unify_dims import dims_as_required
 from tests.frontend.models import make_model, node
 
 
@@ -44,3 +46,38 @@ def test_all_that_are_equal_become_the_first_one_and_dims_of_no_input_stay() -> 
     conditions = [equal(d, c), equal(c, b), equal(inner, a), equal(a, b + 1), equal(b, d), a <= d]
 
     assert dims_as_required(params, [Requirement(condition, "") for condition in conditions]) == {c: b, d: b}
+
+
+def test_a_dim_that_must_be_a_number_is_one_and_so_are_its_equals() -> None:
+    a, b, c, inner = (Var(name, i64) for name in ("a", "b", "c", "inner"))
+    params = [TensorVar("x", tensor_type((a, b, c), f32))]
+    conditions = [equal(c, b), equal(b, const(3)), equal(const(4), b), equal(inner, const(5)), const(2) <= a]
+
+    assert dims_as_required(params, [Requirement(condition, "") for condition in conditions]) == {b: const(3), c: const(3)}
+
+
+def channels_by_name() -> onnx.ModelProto:
+    weights = {"w": np.linspace(-1, 1, 8 * 3 * 9, dtype=np.float32).reshape(8, 3, 3, 3)}
+    nodes = [node("Relu", "x", "r"), node("Conv", "r w", "y", pads=[1, 1, 1, 1])]
+    return make_model(nodes, {"x": (np.float32, ["b", "c", "h", "w"])}, ["y", "x"], weights)
+
+
+def test_kernels_know_the_channels_that_the_weights_take() -> None:
+    plan = tc.lower(channels_by_name(), "plan").as_text()
+
+    assert "relu(input[0]: f32[b, 3, h, w]" in plan  # of the same memory
+    assert "check c == 3: the_y: conv: x has c channels" in plan
+
+
+def test_the_input_keeps_its_dims_and_other_channels_are_refused(rng: np.random.Generator) -> None:
+    model = channels_by_name()
+    module, expected = tc.compile(model), onnxruntime.InferenceSession(model.SerializeToString())
+    assert str(module.inputs[0]) == "x: f32[b, c, h, w]"
+    for b, h, w in ((1, 5, 7), (2, 1, 1), (0, 3, 3), (3, 9, 2)):
+        x = rng.standard_normal((b, 3, h, w)).astype(np.float32)
+        y, same = module(x)
+        np.testing.assert_allclose(y, expected.run(["y"], {"x": x})[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(same, x)
+    for channels in (0, 1, 2, 4):
+        with pytest.raises(UserError, match=rf"the_y: conv: x has c channels, but the weights take 3.*c = {channels}"):
+            module(np.zeros((1, channels, 4, 4), np.float32))

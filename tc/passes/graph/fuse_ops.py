@@ -25,6 +25,7 @@ from tc.ir.graph import (
     Function,
     GlobalRef,
     Loop,
+    Operation,
     TensorConst,
     TensorVar,
     atoms_read,
@@ -111,6 +112,7 @@ class _Node:
     post_dominator: int = -1
     depth: int = 0
     is_in_place: bool = False
+    views_param: bool = False
 
 
 def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work, is_loop: bool = False) -> Function:
@@ -119,6 +121,7 @@ def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work, is_l
     in_blocks = appended(func) if is_loop else {}
     for node in nodes:
         node.is_in_place = any(target in in_blocks for target in node.binding.targets) or _joins_products(node, nodes)
+        node.views_param = _is_view(node.binding.value) and any(atom in func.params for atom in atoms_read(node.binding.value))
     _set_post_dominators(nodes)
     grouping = _Grouping(nodes, Facts.of(facts), work.max_ops, work.decide)
     grouping.run()
@@ -158,13 +161,19 @@ def _fuse_bodies(func: Function, facts: tuple[DimFact, ...], work: _Work) -> Fun
 
 def _is_fusable(node: _Node) -> bool:
     """Whether a kernel may hold it with others. As a view of memory a reshape is free; inside a kernel, each element would take the
-    divisions that tell where it comes from, which cost more than an element stored and loaded where no constant is divided by."""
+    divisions that tell where it comes from, which cost more than an element stored and loaded where no constant is divided by. With a
+    view of a parameter nothing is saved: a kernel that reads it knows the dims of the view alone."""
     match node.binding.value:
         case Call(op=op):
-            return not node.is_in_place and get_op(op).compute is not None and not (get_op(op).view and node.shape.divides)
+            stays = node.is_in_place or node.views_param or (_is_view(node.binding.value) and node.shape.divides)
+            return get_op(op).compute is not None and not stays
         case CallTir():
             return node.shape.kind is not FusionKind.OPAQUE
     return False
+
+
+def _is_view(value: Operation) -> bool:
+    return isinstance(value, Call) and get_op(value.op).view
 
 
 def _widens_halves(node: _Node) -> bool:
@@ -180,7 +189,7 @@ def _widens_halves(node: _Node) -> bool:
 def _needs_no_kernel(node: _Node, made_by: Mapping[TensorVar, Binding]) -> bool:
     """Whether the binding renames memory or a part of it, or joins what can be made in its place: alone, or with others like it."""
     value = node.binding.value
-    if isinstance(value, Call) and get_op(value.op).view:
+    if _is_view(value):
         return True
     return part_offset(value) is not None or (is_join(value) and pays(node.binding, made_by))
 
@@ -447,7 +456,7 @@ class _Grouping:
             call = node.binding.value
             assert isinstance(call, (Call, CallTir))
             places = [place for place, arg in enumerate(call.args) if arg in checked]
-            if not (isinstance(call, Call) and get_op(call.op).view) and not all(node.shape.reads_all(k, self.facts) for k in places):
+            if not _is_view(call) and not all(node.shape.reads_all(k, self.facts) for k in places):
                 return True
             if places or node.shape.checks:
                 checked.update(node.binding.targets)
