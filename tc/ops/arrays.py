@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import pairwise
 
 import numpy as np
 
 from tc.target.host import available_cpus
+from tc.target.workers import Workers
 
 LARGE_BYTES = 1 << 20
 """What does not fit the nearest cache, so that the order of the copy matters."""
@@ -30,7 +30,7 @@ def in_parts(count: int, size_bytes: int, run: Callable[[int, int], None]) -> No
         run(0, count)
         return
     (own, *rest) = pairwise([count * k // parts for k in range(parts + 1)])
-    with ThreadPoolExecutor(parts - 1) as threads:
+    with Workers(parts - 1) as threads:
         others = [threads.submit(copy_context().run, run, *part) for part in rest]
         run(*own)
     for other in others:

@@ -10,8 +10,7 @@ of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from tc.errors import check_word
 from tc.quantization.description import INTEGERS
 from tc.quantization.statistics import BINS, Statistics
 from tc.target.host import default_threads
+from tc.target.workers import for_each
 
 QUANTILE = 0.9999
 """The part of numbers that the method `quantile` keeps in range, on each side."""
@@ -211,19 +211,8 @@ def weight_scales(
         some = rows[start : start + step]
         chosen[start : start + step] = _least_squares(some.reshape(len(some), -1), full[start : start + step], is_power_of_two, largest)
 
-    _run_beside_each_other(choose, range(0, len(rows), step))
+    for_each(choose, range(0, len(rows), step), default_threads())  # numpy lets others run while it computes
     return chosen
-
-
-def _run_beside_each_other(work: Callable[[int], None], places: Sequence[int]) -> None:
-    """Work at each place, on as many threads as a call of a module has: numpy lets others run while it computes."""
-    workers = min(default_threads(), len(places))
-    if workers > 1:
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(work, places))  # what one raises is raised here
-    else:
-        for place in places:
-            work(place)
 
 
 def _least_squares(rows: np.ndarray, full: np.ndarray, is_power_of_two: bool, largest: int) -> np.ndarray:
@@ -289,7 +278,7 @@ def quantize_weight(weight: np.ndarray, scales: np.ndarray, axis: int, largest: 
         found = weight[some] / _along(scales[some] if axis == 0 else scales, axis, weight.ndim)
         stored[some] = np.clip(np.rint(found, out=found), -largest, largest, out=found)
 
-    _run_beside_each_other(store, range(0, len(weight), step))
+    for_each(store, range(0, len(weight), step), default_threads())
     return stored
 
 

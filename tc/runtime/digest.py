@@ -7,13 +7,13 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
 
 from tc.errors import ModuleFileError
 from tc.target import available_cpus
+from tc.target.workers import for_each
 
 CHUNK_BYTES = 1 << 20
 
@@ -79,9 +79,5 @@ def _digest(size: int, piece: Callable[[int, int], bytes | memoryview]) -> bytes
         return hashlib.sha256(piece(start, min(start + CHUNK_BYTES, size))).digest()
 
     starts = range(0, size, CHUNK_BYTES)
-    if len(starts) < 2:
-        leaves = [leaf(start) for start in starts]
-    else:
-        with ThreadPoolExecutor(min(len(starts), available_cpus())) as threads:
-            leaves = list(threads.map(leaf, starts))
+    leaves = for_each(leaf, starts, min(len(starts), available_cpus()))
     return hashlib.sha256(b"".join([size.to_bytes(8, "little"), *leaves])).digest()

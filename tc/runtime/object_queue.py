@@ -17,12 +17,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from tc.codegen.backends import backend_of
 from tc.codegen.llvm.jit import GROUPED_BYTES
 from tc.target import Target, available_cpus
+from tc.target.workers import Workers
 
 ResultT = TypeVar("ResultT")
 
@@ -44,7 +45,7 @@ class ObjectQueue:
         self._count = 0
         self._small: list[tuple[int, str]] = []
         self._room = 0
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: Workers | None = None
         self._running: list[Future[Any]] = []
         self._end: weakref.finalize | None = None
 
@@ -99,7 +100,7 @@ class ObjectQueue:
 
     def _submit(self, task: Callable[[], ResultT]) -> Future[ResultT]:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._jobs - 1, thread_name_prefix="tc-compile")
+            self._executor = Workers(self._jobs - 1, thread_name_prefix="tc-compile")
         if self._end is None:
             _take_short_turns()
             self._end = weakref.finalize(self, _abandon, self._work)

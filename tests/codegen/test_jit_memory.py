@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,3 +127,31 @@ def _model(nodes: tuple[str, ...]) -> onnx.ModelProto:
     if "NonZero" in nodes:
         made.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     return made
+
+
+# Broke: the collector freed LLVM's context before its modules, and the process died at the next collection after Ctrl-C.
+def test_an_exception_that_is_kept_holds_nothing_that_cannot_be_freed_in_any_order(tmp_path: Path) -> None:
+    script = """
+        import gc
+        from tc.codegen.llvm import jit
+        from tc.target import native_target
+
+        def interrupted(machine, context, module):
+            raise KeyboardInterrupt
+
+        texts = ["define i64 @f%d(i64 %%x) { %%y = add i64 %%x, 1 ret i64 %%y }" % k for k in range(4)]
+        emit, jit._emit = jit._emit, interrupted
+        for optimized in (True, False) * 5:
+            try:
+                jit.compile_group(texts, optimized, native_target())
+            except KeyboardInterrupt as error:
+                kept = error
+            kept = [kept, kept.__traceback__]
+            kept.append(kept)  # garbage that only the collector finds
+            del kept
+            gc.collect()
+        jit._emit = emit
+        print(len(jit.compile_group(texts, True, native_target())))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.split()) == (0, ["4"]), done.stderr

@@ -87,9 +87,22 @@ def _run_passes(manager: llvm.ModulePassManager, module: llvm.ModuleRef, builder
         manager.detach()
 
 
-def _parse(ir_text: str, context: llvm.ContextRef | None = None) -> llvm.ModuleRef:
+class _Module(llvm.ModuleRef):  # type: ignore[misc]  # no types there
+    """A module that its context frees, as LLVM's contexts do. An exception, which holds all that stood around it, goes to Python's
+    collector, which frees in any order: a module freed after its context, as llvmlite's do by themselves, takes the process down."""
+
+    _owned = True
+
+    def clone(self) -> _Module:
+        return _Module(ffi.lib.LLVMPY_CloneModule(self), self._context)
+
+
+def _parse(ir_text: str, context: llvm.ContextRef) -> llvm.ModuleRef:
+    with ffi.OutputString() as message:
+        module = _Module(ffi.lib.LLVMPY_ParseAssembly(context, ir_text.encode(), message), context)
+        if message:
+            raise CodegenError(f"LLVM refuses the module: {message}")
     try:
-        module = llvm.parse_assembly(ir_text, context)
         module.verify()
     except RuntimeError as error:
         raise CodegenError(f"LLVM refuses the module: {error}") from None
