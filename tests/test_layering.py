@@ -16,12 +16,12 @@ PACKAGE = ROOT / "tc"
 # The rooms of the house, and the loose modules at its top. Each imports only from itself and from those before it.
 # Modules inside one room may import each other as long as that makes no cycle.
 ROOMS = (
-    *("version", "error_codes", "errors", "ir", "target", "te", "ops", "interp", "frontend", "cost", "schedule", "passes"),
+    *("version", "error_codes", "errors", "files", "ir", "target", "te", "ops", "interp", "frontend", "cost", "schedule", "passes"),
     *("codegen", "runtime"),
     *("records", "check", "measure", "precision", "compiler", "stages", "fuzz", "autotune", "quantization", "demo"),
     *("", "onnx_backend", "cli", "__main__"),  # "" is tc/__init__.py, the public names
 )
-LOOSE = {"version", "error_codes", "errors", "te", "compiler", "stages", "", "onnx_backend", "__main__"}
+LOOSE = {"version", "error_codes", "errors", "files", "te", "compiler", "stages", "", "onnx_backend", "__main__"}
 
 # These take long to import, or may be absent: they may be imported inside functions.
 LATE = {"cuda", "dask", "distributed", "matplotlib", "networkx", "onnx", "onnxruntime", "openvino", "pyopencl", "scipy", "torch", "xgboost"}

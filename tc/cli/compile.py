@@ -73,7 +73,8 @@ def execute(args: argparse.Namespace) -> Outcome:
     if is_for_folder(args) and args.output.is_file():
         raise UsageError(f"--output {args.output}: is a file; a file for each kernel needs a folder, all of them in one a name with a dot")
     if args.output:
-        check_output(args.output / "plan.txt" if is_for_folder(args) and args.output.is_dir() else args.output, "--output")
+        file = args.output / "plan.txt" if is_for_folder(args) and args.output.is_dir() else args.output
+        check_output(file, "--output", args.model)
     if args.emit:
         return emit_stage(args)
     if args.kernel:

@@ -126,6 +126,7 @@ class _Console(Console):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` are those of the process if not given. Returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
     try:
         args = make_parser().parse_args(given)
     except UsageError as error:
@@ -141,14 +142,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(outcome.exit_code)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere()
         return 0
     except KeyboardInterrupt as error:
         return report_error(error, as_json=args.json)
     except Exception as error:
         if args.debug:
             raise
-        return report_error(error, as_json=args.json)
+        code = report_error(error, as_json=args.json and not _is_of_stdout(error))
+        if _is_of_stdout(error):
+            _write_nowhere()
+        return code
+
+
+def _prepare_streams() -> None:
+    """Have somewhere to write to where a stream is closed, and something to write for letters that its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # as long as the process
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _is_of_stdout(error: BaseException) -> bool:
+    """Whether an error is that nothing more can be written to standard output, as where a disk is full."""
+    return isinstance(error, OSError) and error.filename is None
+
+
+def _write_nowhere() -> None:
+    """What is still to be written at the end of the process would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_error(error: BaseException, *, as_json: bool) -> int:
@@ -160,6 +183,8 @@ def report_error(error: BaseException, *, as_json: bool) -> int:
             shown = error.with_end(f" (tc explain {error.code})")
         case OSError(filename=str(name)):
             message, exit_code = f"{name}: {error.strerror}", 1
+        case OSError():
+            message, exit_code = error.strerror or str(error), 1
         case MemoryError():
             message, exit_code = "out of memory", 4
         case KeyboardInterrupt():

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tc.errors import UsageError
+from tc.files import whole_file
 from tc.ir.dtype import from_numpy
 
 
@@ -74,24 +75,25 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def check_output(path: Path, option: str) -> None:
-    """UserError, before any work is done, when no file can be written there."""
+def check_output(path: Path, option: str, model: Path | None = None) -> None:
+    """UserError, before any work is done, when no file can be written there, or it would replace the model."""
     folder = path.parent
     if not folder.is_dir():
         raise UsageError(f"{option} {path}: there is no folder {str(folder)!r}")
     if path.is_dir():
         raise UsageError(f"{option} {path}: that is a folder")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option} {path}: that is no file")
+    if model is not None and path.exists() and model.exists() and path.samefile(model):
+        raise UsageError(f"{option} {path}: that is the model itself; nothing was written")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{option} {path}: the folder {str(folder)!r} cannot be written")
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a file beside `path` that then takes its name: an interruption leaves nothing half written."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part{path.suffix}")
     try:
-        write(unfinished)
-        unfinished.replace(path)
+        with whole_file(path) as unfinished:
+            write(unfinished)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-speedup", type=float, metavar="S", help="the most accurate point that is so many times as fast as f32")
     group.add_argument("--point", type=int, metavar="N", help="the point of this number on the front, from 0, fastest first")
     group = parser.add_argument_group("dynamic and weights")
-    group.add_argument("--granularity", choices=("tensor", "row"), default="tensor", help="dynamic: what has one scale (default tensor)")
-    group.add_argument("--bits", type=int, choices=(4, 8), default=8, help="weights: of a number (default 8)")
+    group.add_argument("--granularity", choices=("tensor", "row"), help="dynamic: what has one scale (default tensor)")
+    group.add_argument("--bits", type=int, choices=(4, 8), help="weights: of a number (default 8)")
     group.add_argument("--block", type=int, metavar="N", help="weights: numbers with one scale (default: 32 with 4 bits, else a channel)")
     group = parser.add_argument_group("compilation")
     group.add_argument("--target", default="native", help="what times are measured on: native (default), x86-64-v3, cpu:fact=value,...")
@@ -78,11 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Quantize, choose, write."""
     need_model(args.model, "tc quantize", "which has its types already")
-    check_output(args.output, "-o")
-    if args.output.exists() and args.model.exists() and args.output.samefile(args.model):
-        raise UsageError(f"-o {args.output}: that is the model itself; nothing was written")
+    check_output(args.output, "-o", args.model)
     if args.report:
-        check_output(args.report, "--report")
+        check_output(args.report, "--report", args.model)
         require_matplotlib()
         if args.mode != "static":
             raise UsageError(f"--report: the mode {args.mode!r} searches nothing that a report could show")
@@ -90,6 +88,15 @@ def execute(args: argparse.Namespace) -> Outcome:
     is_chosen = args.point is not None or any(value is not None for value in choice.values())
     if is_chosen and args.mode != "static":
         raise UsageError(f"--max-error, --min-metric, --min-speedup and --point choose on a front; the mode {args.mode!r} has none")
+    if args.min_metric is not None and args.metric is None:
+        raise UsageError("--min-metric: there is no metric; --metric names one")
+    for option, given, mode in (
+        ("--granularity", args.granularity, "dynamic"),
+        ("--bits", args.bits, "weights"),
+        ("--block", args.block, "weights"),
+    ):
+        if given is not None and args.mode != mode:
+            raise UsageError(f"{option}: is for the mode {mode!r}, not for {args.mode!r}")
     console = Console(stderr=True)
     with StepDisplay(console, quiet=args.json) as display:
         found = quantize(
@@ -107,8 +114,8 @@ def execute(args: argparse.Namespace) -> Outcome:
             threads=None if args.threads is None else check_threads(args.threads, "--threads"),
             seed=args.seed,
             state=args.state,
-            granularity=args.granularity,
-            bits=args.bits,
+            granularity=args.granularity or "tensor",
+            bits=args.bits or 8,
             block=args.block,
             callback=display.on_step,
         )

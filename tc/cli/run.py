@@ -95,7 +95,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     if args.output and args.output.suffix != ".npz":
         raise UsageError(f"--output {args.output}: results are written as .npz")
     if args.output:
-        check_output(args.output, "--output")
+        check_output(args.output, "--output", args.model)
     if args.check:
         need_model(args.model, "--check", "which no reference can read")
     start = time.perf_counter()

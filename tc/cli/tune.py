@@ -86,7 +86,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     need_model(args.model, "tc tune", "whose schedules are chosen already")
     if args.report:  # before the budget is spent
         require_matplotlib()
-        check_output(args.report, "--report")
+        check_output(args.report, "--report", args.model)
     database = args.db or default_database()
     if args.resume and not database.is_file():
         raise UsageError(f"--resume: there is no database {str(database)!r}; without --resume it is made")

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from tc.errors import QuantizationError
+from tc.files import whole_file
 from tc.quantization.evaluate import LayerNoise, Quality
 from tc.quantization.report import ReportFacts, ReportPoint, write_quantization_report
 from tc.quantization.search import Trial
@@ -187,11 +188,8 @@ def save_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         raise QuantizationError(f"save {file}: that is a folder")
     if not file.parent.is_dir():
         raise QuantizationError(f"save {file}: there is no folder {str(file.parent)!r}")
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        unfinished.write_bytes(model.SerializeToString())
-        unfinished.replace(file)
+        with whole_file(file) as unfinished:
+            unfinished.write_bytes(model.SerializeToString())
     except OSError as error:
         raise QuantizationError(f"save {file}: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)

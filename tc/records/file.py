@@ -108,6 +108,7 @@ class RecordFile:
         path = self.path.with_name(f".{self.path.name}.lock")
         lock = self._locks.setdefault(os.getpid(), FileLock(path, timeout=self._lock_seconds))
         try:
+            path.touch()  # where that cannot be, the lock is waited for as if others had it
             lock.acquire()
         except Timeout:
             raise DatabaseError(f"{self.shown}: other processes have kept it locked for {self._lock_seconds:g} s") from None

@@ -13,7 +13,6 @@ import hmac
 import json
 import os
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import ModuleFileError, UserError
+from tc.files import whole_file
 from tc.ir.dtype import parse_dtype
 from tc.ir.expr import (
     Add,
@@ -67,16 +67,10 @@ def write_module(
     path: str | os.PathLike[str], header: Mapping[str, Any], sections: Sequence[bytes | np.ndarray], seal: Seal = plain_seal
 ) -> None:
     """Write a module file; it appears whole or not at all."""
-    target = Path(path)
     length, pieces = _body(header, sections)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            digest = write_with_digest(file, _HEAD.size, list(pieces))
-            file.write(_HEAD.pack(MAGIC, VERSION, seal(digest), length))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as unfinished, unfinished.open("wb") as file:
+        digest = write_with_digest(file, _HEAD.size, list(pieces))
+        file.write(_HEAD.pack(MAGIC, VERSION, seal(digest), length))
 
 
 def pack_module(header: Mapping[str, Any], sections: Sequence[bytes | np.ndarray]) -> bytes:
@@ -226,9 +220,7 @@ def write_files(files: Mapping[str, str | bytes], folder: str | os.PathLike[str]
     try:
         os.makedirs(folder, exist_ok=True)
         for name, content in files.items():
-            path = Path(folder, name)
-            unfinished = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}.part")
-            unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
-            unfinished.replace(path)
+            with whole_file(Path(folder, name)) as unfinished:
+                unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         raise UserError(f"export: {os.fspath(folder)!r} cannot be written: {error.strerror or error}") from error

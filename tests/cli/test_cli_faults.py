@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -159,3 +162,38 @@ def test_a_kernel_that_does_not_compute_its_loops_is_found(
     code = main(["bisect", str(path), "--json"])
 
     assert code == 3 and "matmul_relu_add" in json.loads(capsys.readouterr().out)["kernel"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compile", "m.onnx", "-o", "m.onnx"],
+        ["compile", "m.onnx", "--emit", "graph", "-o", "m.onnx"],
+        ["tune", "m.onnx", "--budget", "1s", "--report", "m.onnx", "--db", "t.db"],
+        ["quantize", "m.onnx", "--mode", "weights", "-o", "m.onnx"],
+        ["quantize", "m.onnx", "--mode", "weights", "-o", "../folder/m.onnx"],
+    ],
+)
+def test_the_model_is_never_written_over(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    onnx.save(model(), "m.onnx")
+    before = Path("m.onnx").read_bytes()
+
+    assert main(arguments) == 1
+
+    assert Path("m.onnx").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("redirected", "encoding", "code", "words"),
+    [(">&-", "utf-8", 0, ""), ("> /dev/full", "utf-8", 1, "No space left on device"), ("> /dev/null", "ascii", 0, "")],
+)
+def test_standard_output_may_be_closed_full_or_of_few_letters(
+    path: Path, redirected: str, encoding: str, code: int, words: str
+) -> None:
+    """Broke: an internal error."""
+    command = f'"{sys.executable}" -m tc run "{path}" --dims n=2 {redirected}'
+    done = subprocess.run(["sh", "-c", command], env={**os.environ, "PYTHONIOENCODING": encoding}, stderr=subprocess.PIPE, text=True)
+
+    assert done.returncode == code and words in done.stderr and "internal error" not in done.stderr

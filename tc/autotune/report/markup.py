@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from tc.autotune.report.style import STYLE
 from tc.errors import TuningError
+from tc.files import whole_file
 from tc.records.record import clean_text
 
 _TEXT_LIMIT = 1 << 14
@@ -17,15 +17,11 @@ _TEXT_LIMIT = 1 << 14
 
 def write_page(path: str | Path, page: str) -> None:
     """Write a page to `path`, which changes only when the whole page is there. UserError when the file cannot be written."""
-    file = Path(path)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(file)
+        with whole_file(path) as unfinished:
+            unfinished.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise TuningError(f"{file}: cannot be written: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+        raise TuningError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def whole_page(title: str, sections: Iterable[str]) -> str:
