@@ -99,7 +99,8 @@ class Tensor:
 
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Read:
         items = _shape(indices if isinstance(indices, tuple) else (indices,))
-        assert len(items) == len(self.shape), f"{self.buffer} indexed with {len(items)} indices"
+        if len(items) != len(self.shape):
+            raise IndexError(f"{self.buffer} indexed with {len(items)} indices")
         return Read(self, items)
 
     @property
@@ -159,6 +160,8 @@ def compute(shape: Sequence[ExprLike], body: Callable[..., Expr], name: str) -> 
     dims = _shape(shape)
     axes = _axes(len(dims), "")
     value = body(*axes)
+    if not isinstance(value, Expr):
+        raise TypeError(f"{name}: an element is a {type(value).__name__}, must be an expression, such as const({value!r}, f32)")
     buffer = Buffer(name, dims, value.dtype)
     return Tensor(buffer, Stage(name, (buffer,), axes, values=(value,)))
 
@@ -278,6 +281,8 @@ def reduce_many(
     labels = [*names, *(f"{names[0]}_state{k}" for k in range(len(names), len(values)))]
     buffers = tuple(Buffer(label, dims, value.dtype) for label, value in zip(labels, values, strict=True))
     rule = MONOIDS[monoid]
+    if monoid in ("all", "any") and any(not value.dtype.is_bool for value in values):
+        raise TypeError(f"{names[0]}: {monoid} is of bools, not of {', '.join(str(value.dtype) for value in values)}")
     state = tuple(Load(buffer, axes) for buffer in buffers)
     stage = Stage(
         names[0],

@@ -104,7 +104,7 @@ def _check_name(name: object) -> None:
     domain, mark, op_type = name.partition("::") if isinstance(name, str) else ("", "", "")
     if not mark or not domain or not op_type.isidentifier() or any(c.isspace() or c in "'\"\\" for c in domain):
         raise UserError(f'op: {name!r} is not the name of an operator, such as "my.domain::MyOp"')
-    if domain == "ai.onnx":
+    if domain == "ai.onnx" or domain.startswith("ai.onnx."):
         raise UserError(f"op: the domain of {name!r} is ONNX's own; use one of yours")
 
 

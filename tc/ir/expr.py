@@ -367,7 +367,8 @@ def _pair(lhs: ExprLike, rhs: ExprLike) -> tuple[Expr, Expr]:
         return as_expr(lhs, rhs.dtype), rhs
     if not isinstance(rhs, Expr):
         return lhs, as_expr(rhs, lhs.dtype)
-    assert lhs.dtype is rhs.dtype or lhs.dtype == rhs.dtype, f"operands of different dtypes: {lhs.dtype} and {rhs.dtype}"
+    if lhs.dtype is not rhs.dtype and lhs.dtype != rhs.dtype:
+        raise TypeError(f"operands of different dtypes: {lhs.dtype} and {rhs.dtype}")
     return lhs, rhs
 
 
@@ -572,7 +573,8 @@ def result_of_call(name: str, dtype: DType) -> DType:
 def call(name: str, *args: Expr, dtype: DType | None = None) -> MathCall:
     """`name(*args)`; the result has the dtype of the first argument unless said otherwise: isnan and isinf give a bool, float_bits an
     integer, float_of_bits a float."""
-    assert MATH_CALLS.get(name) == len(args), f"no intrinsic {name} with {len(args)} arguments"
+    if MATH_CALLS.get(name) != len(args):
+        raise ValueError(f"no intrinsic {name} with {len(args)} arguments")
     if dtype is None:
         dtype = result_of_call(name, args[0].dtype) if args else i64
     return MathCall(name, args, dtype)

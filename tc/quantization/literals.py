@@ -133,7 +133,10 @@ def _dynamic_product(writer: _LiteralWriter, node: onnx.NodeProto, edge: Edge, g
         writer.op("DynamicQuantizeLinear", x, name=f"{base}.quantize", outputs=[stored, scale, zero])
         product = writer.op("MatMulInteger", stored, weight, zero, name=f"{base}.integers")
     wide = writer.op("Cast", product, name=f"{base}.wide", to=TensorProto.FLOAT)
-    factor = writer.op("Mul", scale, steps, name=f"{base}.factor")
+    if granularity == "row":  # one by one: by a product of both onnxruntime knows its MatMulIntegerToFloat, which has no scales of rows
+        wide, factor = writer.op("Mul", wide, scale, name=f"{base}.of_rows"), steps
+    else:
+        factor = writer.op("Mul", scale, steps, name=f"{base}.factor")
     has_bias = node.op_type == "Gemm" and len(node.input) > 2 and node.input[2]
     if has_bias:
         scaled = writer.op("Mul", wide, factor, name=f"{base}.scaled")

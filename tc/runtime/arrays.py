@@ -27,7 +27,7 @@ def input_array(value: Any, name: str) -> np.ndarray:
         array = np.asarray(value)
     elif hasattr(value, "__dlpack__"):
         try:
-            array = from_dlpack(value)
+            array = from_dlpack(value.resolve_neg() if _is_negated(value) else value)
         except _UNREADABLE as error:
             raise InputError(f'input "{name}": cannot be read through DLPack: {error}', code="TC2007") from None
     elif isinstance(value, (int, float, bool, np.generic)):
@@ -35,6 +35,11 @@ def input_array(value: Any, name: str) -> np.ndarray:
     else:
         raise InputError(f'input "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack', code="TC2007")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _is_negated(value: Any) -> bool:
+    """Whether an array is torch's, of numbers that stand for their negatives: DLPack does not say so."""
+    return hasattr(value, "is_neg") and bool(value.is_neg())
 
 
 def output_array(value: Any, shape: tuple[int, ...], dtype: np.dtype, name: str) -> np.ndarray:
@@ -48,6 +53,8 @@ def output_array(value: Any, shape: tuple[int, ...], dtype: np.dtype, name: str)
                 f'out: the buffer for "{name}" is a {type(value).__name__}, but must be a numpy array or support DLPack',
                 code="TC2006",
             )
+        if _is_negated(value):
+            raise InputError(f'out: the buffer for "{name}" is a view of other numbers with their signs turned', code="TC2006")
         try:
             array = from_dlpack(value)
         except _UNREADABLE as error:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.reference
+import onnxruntime
 import pytest
+from onnx import TensorProto
 
 import tc
 from tc.errors import ModelError, ShapeError
@@ -227,3 +230,106 @@ def test_pads_that_leave_no_size_are_refused(pads: tuple[int, int], places: str)
         tc.compile(make_model([node("Pad", "x p", "y")], inputs, ["y"], {} if places == "inputs" else {"p": arrays["p"]})).run(
             {name: arrays[name] for name in inputs}
         )
+
+
+# Broke: an internal error, where a stage has more axes than its result.
+@pytest.mark.parametrize("tail", [None, "Abs", "Neg"])
+@pytest.mark.parametrize(("shape", "index", "update"), [((6,), [1], ()), ((2, 3), [1], (3,)), ((2, 3, 4), [1, 2, 0], ())])
+def test_one_place_is_scattered_to(tail: str | None, shape: tuple[int, ...], index: list[int], update: tuple[int, ...]) -> None:
+    nodes = [node("ScatterND", "x i u", "s" if tail else "y"), *([node(tail, "s", "y")] if tail else [])]
+    arrays = {"x": normal(*shape), "i": np.array(index), "u": np.asarray(normal(*update), np.float32)}
+    check_all(make_model(nodes, {name: (each.dtype.type, each.shape) for name, each in arrays.items()}, ["y"]), arrays)
+
+
+@pytest.mark.parametrize("op", ["IsNaN", "IsInf"])
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2fnuz, ml_dtypes.float8_e4m3fnuz])
+def test_bytes_that_are_no_numbers_are_found(op: str, kind: type) -> None:
+    x = np.array([1, np.inf, -np.inf, np.nan, 0], np.float32).astype(kind)
+    model = make_model([node(op, "x", "y")], {"x": (kind, [5])}, ["y"], opset=20)
+
+    (y,) = tc.compile(model, on_unsupported="error").run({"x": x}).values()
+
+    np.testing.assert_array_equal(y, {"IsNaN": np.isnan, "IsInf": np.isinf}[op](x.astype(np.float32)))
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2), (2, 2), ()])
+def test_a_summand_of_gemm_times_beta_may_be_more_than_its_type_holds(shape: tuple[int, ...]) -> None:
+    """Broke: inf where the summand was broadcast, the right sum where it was not."""
+    arrays = {"a": np.full((2, 1), -173.2, np.float16), "b": np.full((1, 2), 173.2, np.float16), "c": np.full(shape, 40000, np.float16)}
+    model = make_model([node("Gemm", "a b c", "y", beta=2.0)], {k: (np.float16, v.shape) for k, v in arrays.items()}, ["y"])
+
+    (y,) = tc.compile(model).run(arrays).values()
+
+    np.testing.assert_allclose(y, np.full((2, 2), 50000), rtol=2e-3)
+
+
+def test_a_vector_is_normalized_as_one_channel() -> None:
+    arrays = {name: np.array(values, np.float32) for name, values in {"x": [1, 2, 3], "s": [2], "b": [1], "m": [0.5], "v": [4]}.items()}
+    model = make_model([node("BatchNormalization", "x s b m v", "y")], {k: (np.float32, v.shape) for k, v in arrays.items()}, ["y"])
+    check_all(model, arrays)
+
+
+def test_erf_of_integers_is_of_integers() -> None:
+    model = make_model([node("Erf", "x", "y")], {"x": (np.int32, ["n"])}, ["y"], opset=9)
+    (y,) = tc.compile(model, on_unsupported="error").run({"x": np.array([-40, -1, 0, 1, 40], np.int32)}).values()
+    np.testing.assert_array_equal(y, [-1, 0, 0, 0, 1])
+
+
+# Broke: ONNX's definition, log(sum(exp(x))), where the run tells how many axes there are.
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("values", [[[1e4, 1], [2, 3]], [[-1000, -1001], [-800, -900]]])
+def test_logarithms_of_sums_of_exponentials_do_not_overflow(dtype: type, values: list[list[float]]) -> None:
+    arrays = {"x": np.array(values, dtype), "a": np.array([0])}
+    types = {"x": (dtype, [2, 2]), "a": (np.int64, ["k"])}
+
+    (y,) = tc.compile(make_model([node("ReduceLogSumExp", "x a", "y", keepdims=0)], types, ["y"], opset=18)).run(arrays).values()
+
+    np.testing.assert_allclose(y, np.logaddexp(*arrays["x"]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [1, "k"])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("step", [-1, -2, 1])
+@pytest.mark.parametrize("start", [-9, -4, -2, 0, 2, 9])
+def test_starts_before_the_first_element_are_at_it(start: int, step: int, size: int, lengths: Any) -> None:
+    """Broke: nothing was left where the number of axes is known at the call only."""
+    arrays = {"x": np.arange(size, dtype=np.float32), **{n: np.array([v]) for n, v in zip("seat", (start, -(2**31), 0, step), strict=True)}}
+    types = {"x": (np.float32, ["n"]), **{name: (np.int64, [lengths]) for name in "seat"}}
+    model = make_model([node("Slice", "x s e a t", "y")], types, ["y"])
+
+    (y,) = tc.compile(model).run(arrays).values()
+    known = {**{name: array for name, array in arrays.items() if name != "x"}, "c": np.arange(size)}
+    (z,) = tc.compile(make_model([node("Identity", "c", "x"), node("Slice", "x s e a t", "y")], {}, ["y"], known)).run({}).values()
+
+    for result in (y, z):
+        np.testing.assert_array_equal(result, onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)[0])
+
+
+@pytest.mark.parametrize("wanted", [TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32])
+@pytest.mark.parametrize("periodic", [0, 1])
+@pytest.mark.parametrize("op", ["HannWindow", "HammingWindow", "BlackmanWindow"])
+def test_windows_are_as_exact_as_their_type(op: str, periodic: int, wanted: int) -> None:
+    terms = {"HannWindow": (0.5, 0.5, 0), "HammingWindow": (25 / 46, 21 / 46, 0), "BlackmanWindow": (0.42, 0.5, 0.08)}[op]
+    model = make_model([node(op, "n", "y", periodic=periodic, output_datatype=wanted)], {"n": (np.int64, [])}, ["y"])
+    for size in (0, 2, 9, 1000):
+        angle = 2 * np.pi * np.arange(size) / max(size - 1 + periodic, 1)
+        expected = terms[0] - terms[1] * np.cos(angle) + terms[2] * np.cos(2 * angle)
+
+        (y,) = tc.compile(model).run({"n": np.array(size)}).values()
+
+        assert y.dtype == onnx.helper.tensor_dtype_to_np_dtype(wanted)
+        is_near_one = np.abs(expected - 1) < 1e-6
+        tolerance = 1e-15 if wanted == TensorProto.DOUBLE else np.finfo(y.dtype).eps if y.dtype.kind == "f" else 0
+        np.testing.assert_allclose(y[~is_near_one], expected.astype(y.dtype)[~is_near_one], rtol=tolerance, atol=tolerance)
+
+
+def test_a_size_of_a_grid_may_have_any_declared_length() -> None:
+    theta = normal(2, 2, 3)
+    model = make_model([node("AffineGrid", "t s", "y")], {"t": (np.float32, ["b", 2, "c"]), "s": (np.int64, ["k"])}, ["y"], opset=20)
+    arrays = {"t": theta, "s": np.array([2, 3, 4, 5])}
+    np.testing.assert_allclose(
+        tc.compile(model, on_unsupported="error").run(arrays)["y"],
+        onnx.reference.ReferenceEvaluator(model).run(None, arrays)[0],
+        rtol=1e-5,
+        atol=1e-6,
+    )

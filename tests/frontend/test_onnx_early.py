@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -98,3 +99,54 @@ def test_opset_zero_is_none() -> None:
 
     with pytest.raises(TcError, match="first one is 1"):
         tc.compile(model)
+
+
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
+@pytest.mark.parametrize(("axis", "shape"), [(0, (2,)), (1, (3,)), (0, (2, 3)), (-2, (2,)), (None, (3,)), (None, ())])
+def test_constants_that_may_be_sizes_broadcast_from_an_axis_on(op: str, axis: int | None, shape: tuple[int, ...]) -> None:
+    """Broke: what is known when a model is read followed numpy's rules."""
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(1, 90, (2, 3)), np.asarray(rng.integers(1, 9, shape))
+    first = 2 - b.ndim if axis is None else axis % 2
+    attrs = {"broadcast": 1, **({} if axis is None else {"axis": axis})}
+    nodes = [node("Identity", "c", "a"), node(op, "a b", "y", **attrs)]
+    meaning = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.floor_divide}[op]
+
+    (y,) = tc.compile(make_model(nodes, {}, ["y"], {"c": a, "b": b}, opset=6)).run({}).values()
+
+    np.testing.assert_array_equal(y, meaning(a, b.reshape((*b.shape, *[1] * (2 - first - b.ndim)))))
+
+
+@pytest.mark.parametrize("opset", [1, 3, 6])
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("attrs", [{}, {"direction": "reverse"}, {"direction": "bidirectional"}, {"activations": "Relu"}, {"clip": 0.1}])
+def test_recurrent_nodes_are_those_of_opset_7(opset: int, op: str, gates: int, attrs: dict[str, Any]) -> None:
+    """Broke: they ran in ONNX's reference, which takes none of these attributes."""
+    rng, hidden = np.random.default_rng(2), 5
+    directions = 2 if attrs.get("direction") == "bidirectional" else 1
+    if "activations" in attrs:
+        attrs = {"activations": {"RNN": ["Relu"], "GRU": ["Relu", "Softsign"], "LSTM": ["Sigmoid", "Relu", "Softsign"]}[op]}
+    feeds = {
+        "x": rng.standard_normal((4, 2, 3)).astype(np.float32),
+        "w": rng.standard_normal((directions, gates * hidden, 3)).astype(np.float32),
+        "r": rng.standard_normal((directions, gates * hidden, hidden)).astype(np.float32),
+    }
+    types = {name: (np.float32, array.shape) for name, array in feeds.items()}
+    models = [make_model([node(op, "x w r", "y h", hidden_size=hidden, **attrs)], types, ["y", "h"], opset=n) for n in (opset, 7)]
+    expected = onnxruntime.InferenceSession(models[1].SerializeToString()).run(None, feeds)
+
+    for result, want in zip(tc.compile(models[0], on_unsupported="error").run(feeds).values(), expected, strict=True):
+        np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [6, 7, 8])
+def test_a_mean_and_a_variance_for_each_place(opset: int) -> None:
+    rng = np.random.default_rng(3)
+    scale, bias, mean, variance = (rng.uniform(0.5, 2, (3, 4, 5)).astype(np.float32) for _ in range(4))
+    attrs = {"spatial": 0, **({"is_test": 1} if opset < 7 else {})}
+
+    (y,) = run("BatchNormalization", opset, X, scale, bias, mean, variance, **attrs)
+
+    np.testing.assert_allclose(y, (X - mean) / np.sqrt(variance + 1e-5) * scale + bias, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TcError, match="must have the axes of"):
+        run("BatchNormalization", opset, X, scale[0], bias, mean, variance, **attrs)

@@ -621,3 +621,28 @@ def test_python_is_refused_where_it_is_not_wanted() -> None:
     assert [report.status for report in tc.inspect(onnx_model()).nodes] == ["native", "fallback", "native"]
     with pytest.raises(UnsupportedError, match=r"test\.dom::Swish has no tensor expression"):
         tc.compile(onnx_model(), threads=1, on_unsupported="error")
+
+
+# Broke: asserts said so, which `python -O` leaves out; LLVM refused what came of it, or a number of another meaning did.
+@pytest.mark.parametrize(
+    ("compute", "words"),
+    [
+        (lambda x: te.compute(x.shape, lambda i, j: x[i, j] + j, "s"), "operands of different dtypes: f32 and i64"),
+        (lambda x: te.compute(x.shape, lambda i, j: x[i], "s"), "indexed with 1 indices"),
+        (lambda x: te.compute(x.shape, lambda i, j: te.call("pow", x[i, j]), "s"), "no intrinsic pow with 1 arguments"),
+        (lambda x: te.compute(x.shape, lambda i, j: 1.5, "s"), "an element is a float, must be an expression"),
+        (lambda x: te.reduce("all", x.shape[:1], x.shape[1:], lambda i, k: x[i, k], "s"), "all is of bools, not of f32"),
+    ],
+)
+def test_mistakes_in_tensor_expressions_are_said(compute: Any, words: str) -> None:
+    tc.op("mistakes.dom::Mistake", compute)
+    model = make_model([helper.make_node("Mistake", ["x"], ["y"], domain="mistakes.dom")], {"x": (np.float32, ["n", 4])}, ["y"])
+    model.opset_import.append(helper.make_opsetid("mistakes.dom", 1))
+    with pytest.raises(ShapeError, match=words):
+        tc.compile(model)
+
+
+@pytest.mark.parametrize("domain", ["ai.onnx", "ai.onnx.ml", "ai.onnx.training"])
+def test_operators_of_onnx_stay_as_they_are(domain: str) -> None:
+    with pytest.raises(UserError, match="is ONNX's own"):
+        tc.op(f"{domain}::Scaler", lambda x: x)

@@ -456,7 +456,7 @@ class MemoryEmitter(PlaceEmitter):
         self.b.emit_void(f"store {value}, {pointer}, align {align}{self.aliasing.get(buffer, '')}")
 
     def _from_memory(self, value: Value, dtype: DType) -> Value:
-        return self.b.convert("trunc", value, "i1") if dtype.is_bool else value
+        return self.b.compare("icmp ne", value, self.b.int(0, value)) if dtype.is_bool else value  # every byte but 0 is true
 
     def to_memory(self, value: Value, dtype: DType) -> Value:
         if not dtype.is_bool:

@@ -33,6 +33,8 @@ def expand_schema_function(n: NodeContext) -> tuple[NodeResult, str] | None:
     """Import a node by the definition that ONNX gives for its operator."""
     if any(isinstance(value, DeferredValue) for value in n.inputs):
         return None  # the reference has the node itself
+    if n.op_type.startswith("Reduce"):
+        return None  # and ours stands aside for axes alone of which there are who knows how many: the definition sums what may overflow
     function = _schema_function(n)
     return None if function is None or n.schema is None else expand(n, function, n.schema.defaults)
 

@@ -164,6 +164,10 @@ def _import(
     graph = model.proto.graph
     builder = GraphBuilder()
     importer = GraphImporter(shared, builder)
+    with_default = {each.name for each in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
+    for name in overridden:
+        if name not in with_default or name not in {info.name for info in graph.input}:
+            raise UserError(f"overridden: {name!r} is no input with a default: an input and an initializer of one name")
     importer.add_initializers(graph, overridden)
     signature = ModelInputs(dims, builder)
     check_text(*(each.name for each in (*graph.input, *graph.output, *graph.value_info)))

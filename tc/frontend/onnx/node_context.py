@@ -21,7 +21,14 @@ from tc.frontend.onnx.reading import (
     attribute_value,
     find_schema,
 )
-from tc.frontend.onnx.shapes import ALWAYS_KNOWN, ARITHMETIC, RULES, ShapeOperand, evaluate
+from tc.frontend.onnx.shapes import (
+    ALWAYS_KNOWN,
+    ARITHMETIC,
+    FIRST_WITH_NUMPYS_BROADCASTING,
+    RULES,
+    ShapeOperand,
+    evaluate,
+)
 from tc.frontend.onnx.size_elements import Elements, demands, fits, rounds_down
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import (
@@ -325,12 +332,23 @@ class NodeContext(Calls):
             operands.append(value)
         if self.op_type not in ALWAYS_KNOWN and all(v is None or v.elements is None for v in operands):
             return None
+        if self.opset < FIRST_WITH_NUMPYS_BROADCASTING and self.attr("broadcast", 0):
+            operands[1] = self._from_axis(*operands)
         if self.op_type == "Div":
             self._assume_to_round_down(operands)
         found = evaluate(self.op_type, self, [self._operand(v) for v in operands], self.facts)
         if found is None or not all(fits(elements, dtype) for elements, dtype in found) or not self._are_numbers(operands, found):
             return None
         return [elements_value(elements, dtype) for elements, dtype in found]
+
+    def _from_axis(self, a: ModelValue | None, b: ModelValue | None) -> ModelValue | None:
+        """The second operand of an early operator, whose axes are those of the first from `axis` on, by default the last ones."""
+        elements = None if b is None else self.graph.elements(b)
+        if a is None or b is None or elements is None:
+            return b
+        axis = self.attr("axis", a.rank - b.rank)
+        behind = a.rank - (axis + a.rank if axis < 0 else axis) - b.rank
+        return elements_value(elements.reshape((*elements.shape, *[1] * behind)), b.dtype)
 
     def _are_numbers(self, operands: Sequence[ModelValue | None], results: Sequence[tuple[Elements, DType]]) -> bool:
         """Whether arithmetic on the dtypes of sizes gives the sizes, for dims that the program may be for."""

@@ -11,13 +11,13 @@ import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, find_adapter, onnx_op_before
+from tc.frontend.onnx.ops_nn import batch_norm_of_places
 from tc.frontend.onnx.ops_slice import pad_value
+from tc.frontend.onnx.shapes import FIRST_WITH_NUMPYS_BROADCASTING
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.dtype import f32, i64
 from tc.ir.expr import Expr, as_expr, const
-
-FIRST_WITH_NUMPYS_BROADCASTING = 7
 
 _early = partial(onnx_op_before, FIRST_WITH_NUMPYS_BROADCASTING)
 
@@ -72,7 +72,7 @@ def import_batch_norm(n: NodeContext) -> NodeResult:
     if not n.attr("is_test", 0) and any(n.has_output(k) for k in range(1, 5)):
         raise UnsupportedError("BatchNormalization in training mode: it has more than one output", code="TC1019")
     if not n.attr("spatial", 1):
-        raise UnsupportedError("BatchNormalization with spatial=0", code="TC1013")
+        return batch_norm_of_places(n)
     x, *parameters = n.values()
     if x.rank < 2:
         raise ShapeError(f"BatchNormalization: the input must be [n, c, *space], found {x.type}")

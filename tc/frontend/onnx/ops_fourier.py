@@ -6,6 +6,9 @@ module runs. Complex numbers are the last axis, of two elements, which transform
 
 from __future__ import annotations
 
+import math
+from functools import partial, reduce
+
 import numpy as np
 
 from tc.errors import NodeError, UnsupportedError
@@ -45,6 +48,29 @@ def _length(n: NodeContext, index: int, otherwise: Expr) -> Expr:
     value = n.call("reshape", value, shape=(const(1),)) if value.rank != 1 else value
     (found,) = n.graph.dims(value, f"{n.label}.length", n.span)
     return found
+
+
+_WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
+"""Of a cosine, of none, one and two waves in the window: a0 - a1 cos(w) + a2 cos(2 w)."""
+
+
+def _window(n: NodeContext) -> ModelValue:
+    """Weights of the points of a window, in double precision until they are of the type asked for."""
+    size = _length(n, 0, const(0))
+    waves = size if n.attr("periodic", 1) else size - 1
+    place = n.call("cast", n.call("range", start=0, size=size, step=1), dtype=f64)
+    angle = n.call("mul", place, n.call("div", n.const(2 * math.pi, f64), n.call("cast", size_value(waves), dtype=f64)))
+    terms = [n.const(_WINDOWS[n.op_type][0], f64)]
+    for count, factor in enumerate(_WINDOWS[n.op_type][1:], 1):
+        if factor:
+            cosine = n.call("cos", n.call("mul", angle, n.const(count, f64)))
+            terms.append(n.call("mul", cosine, n.const((-1) ** count * factor, f64)))
+    total = reduce(partial(n.call, "add"), terms)
+    return n.call("cast", total, dtype=n.dtype_attr("output_datatype", 1))
+
+
+for _name in _WINDOWS:
+    onnx_op(_name, since=17)(_window)
 
 
 @onnx_op("DFT", since=17)

@@ -31,11 +31,9 @@ _SAME = {
     "Ceil": "ceil",
     "Cos": "cos",
     "Cosh": "cosh",
-    "Erf": "erf",
     "Exp": "exp",
     "Floor": "floor",
     "HardSwish": "hard_swish",
-    "IsNaN": "is_nan",
     "Log": "log",
     "Mish": "mish",
     "Neg": "neg",
@@ -129,7 +127,24 @@ def import_swish(n: NodeContext) -> NodeResult:
 @onnx_op("IsInf")
 def import_is_inf(n: NodeContext) -> NodeResult:
     negative, positive = bool(n.attr("detect_negative", 1)), bool(n.attr("detect_positive", 1))
-    return n.call("is_inf", n.value(0), detect_negative=negative, detect_positive=positive)
+    return n.call("is_inf", _computable(n, n.value(0)), detect_negative=negative, detect_positive=positive)
+
+
+@onnx_op("IsNaN")
+def import_is_nan(n: NodeContext) -> NodeResult:
+    return n.call("is_nan", _computable(n, n.value(0)))
+
+
+def _computable(n: NodeContext, x: ModelValue) -> ModelValue:
+    """In f32, what is of one byte."""
+    return n.call("cast", x, dtype=f32) if x.dtype.is_float and x.dtype.size_bytes == 1 else x
+
+
+@onnx_op("Erf")
+def import_erf(n: NodeContext) -> NodeResult:
+    """Of integers, too: 0 and, nearly, the signs."""
+    x = n.value(0)
+    return n.call("erf", x) if x.dtype.is_float else n.call("cast", n.call("erf", n.call("cast", x, dtype=f64)), dtype=x.dtype)
 
 
 @onnx_op("Mod")
@@ -342,9 +357,12 @@ def import_gemm(n: NodeContext) -> NodeResult:
     if c is None or beta == 0.0:
         return result
     n.graph.state(partial(require_broadcasts_to, c.shape, result.shape, "Gemm: C"), n.span)
-    if beta != 1.0:
-        c = n.call("mul", c, n.const(beta, c.dtype))
-    return n.call("add", result, c)
+    if beta == 1.0:
+        return n.call("add", result, c)
+    if c.dtype in (f16, bf16):  # beta * C may be more than these hold, though the sum is not
+        wide = n.call("mul", n.call("cast", c, dtype=f32), n.const(beta, f32))
+        return n.call("cast", n.call("add", n.call("cast", result, dtype=f32), wide), dtype=c.dtype)
+    return n.call("add", result, n.call("mul", c, n.const(beta, c.dtype)))
 
 
 # -- reductions

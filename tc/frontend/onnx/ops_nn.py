@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
@@ -13,6 +14,7 @@ from tc.ir.arith import prove, simplify
 from tc.ir.dtype import DType, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum, select
 from tc.ir.types import product
+from tc.ops.common import require_equal
 from tc.ops.registry import require
 
 _MAX_SPACE = 3
@@ -339,11 +341,28 @@ def import_batch_norm(n: NodeContext) -> NodeResult:
     if n.opset < 14 and any(n.has_output(k) for k in range(1, 5)):
         raise UnsupportedError("BatchNormalization in training mode: it has more than one output", code="TC1019")
     if n.opset < 9 and not n.attr("spatial", 1):
-        raise UnsupportedError("BatchNormalization with spatial=0", code="TC1013")
+        return batch_norm_of_places(n)
     x, *parameters = n.values()
+    if x.rank == 1 and n.opset >= 9:  # of one channel
+        column = n.call("reshape", x, shape=(x.shape[0], const(1)))
+        normalized = n.call("batch_norm", column, *parameters, epsilon=n.attr("epsilon", 1e-5))
+        return n.call("reshape", normalized, shape=x.shape)
     if x.rank < 2:
         raise ShapeError(f"BatchNormalization: the input must be [n, c, *space], found {x.type}")
     return n.call("batch_norm", x, *parameters, epsilon=n.attr("epsilon", 1e-5))
+
+
+def batch_norm_of_places(n: NodeContext) -> ModelValue:
+    """With a mean and a variance for each place of the images, not only for each channel."""
+    x, scale, bias, mean, variance = n.values()
+    for k, each in enumerate((scale, bias, mean, variance), 1):
+        if each.rank != x.rank - 1:
+            raise ShapeError(f"BatchNormalization: input {k} must have the axes of {x.type} but the first, found {each.type}")
+        for axis, (dim, wanted) in enumerate(zip(each.shape, x.shape[1:], strict=True)):
+            n.graph.state(partial(require_equal, dim, wanted, f"BatchNormalization: dim {axis} of input {k}"), n.span)
+    deviation = n.call("sqrt", n.call("add", variance, n.const(n.attr("epsilon", 1e-5), variance.dtype)))
+    factor = n.call("div", scale, deviation)
+    return n.call("add", n.call("mul", n.call("sub", x, mean), factor), bias)
 
 
 @onnx_op("InstanceNormalization")

@@ -235,7 +235,9 @@ def _keep_aspect(n: NodeContext, x: ModelValue, axes: Sequence[int], targets: Se
 @onnx_op("AffineGrid", since=20)
 def import_affine_grid(n: NodeContext) -> NodeResult:
     """Places in [-1, 1] of the elements of a result, mapped by one matrix per batch: theta @ (x, y[, z], 1)."""
-    theta, sizes = n.value(0), n.dims(1, "size")
+    theta = n.value(0)
+    space_of_theta = theta.shape[1] if theta.rank == 3 else None
+    sizes = n.dims(1, "size", int(space_of_theta) + 2 if isinstance(space_of_theta, Const) else None)
     space = len(sizes) - 2
     if space not in (2, 3) or theta.rank != 3:
         raise ShapeError(f"AffineGrid: a size of {len(sizes)} dims and {theta.type}; 4 or 5 dims and [n, 2, 3] or [n, 3, 4] are needed")

@@ -17,6 +17,7 @@ def corrected_ops() -> tuple[type, ...]:
     from onnx.reference.ops.aionnxml.op_svm_classifier import sigmoid_probability
     from onnx.reference.ops.op_grid_sample import GridSample as KnownGridSample
     from onnx.reference.ops.op_loop import Loop as KnownLoop
+    from onnx.reference.ops.op_slice import Slice_10 as KnownSlice
 
     class Loop(KnownLoop):  # type: ignore[misc]
         """Without a condition it runs; what it scans is stacked along a new axis, by no iterations as well.
@@ -76,6 +77,17 @@ def corrected_ops() -> tuple[type, ...]:
         def _clamp(self, value: Any, low: int, high: int) -> Any:
             return value if self.stays and isinstance(value, np.floating) else super()._clamp(value, low, high)
 
+    class Slice(KnownSlice):  # type: ignore[misc]
+        """Starts before the first element are at it, also where steps go back: ONNX's takes them as numpy does, and nothing is left."""
+
+        op_domain = ""
+
+        def _run(self, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> tuple[Any, ...]:
+            along = np.arange(np.size(starts)) if axes is None else np.ravel(axes)
+            sizes = np.array(x.shape, np.int64)[along]
+            first = np.ravel(starts).astype(np.int64)
+            return super()._run(x, np.where(first < -sizes, 0, first), ends, axes, steps)
+
     class SVMClassifier(KnownSVMClassifier):  # type: ignore[misc]
         """Probabilities of more than two classes are coupled by products of single elements; ONNX's has a sum of products there."""
 
@@ -94,7 +106,7 @@ def corrected_ops() -> tuple[type, ...]:
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32
         return np.zeros((0, *(dim.dim_value for dim in tensor.shape.dim)), dtype)
 
-    return Loop, SequenceInsert, Optional, GridSample, SVMClassifier
+    return Loop, SequenceInsert, Optional, GridSample, Slice, SVMClassifier
 
 
 def coupled_probabilities(pairs: np.ndarray) -> np.ndarray:

@@ -80,7 +80,7 @@ def _register(kind: _Kind, name: str, domain: str, since: int) -> None:
 
 
 for _kind in (_RNN, _GRU, _LSTM):
-    _register(_kind, _kind.name, "", 7)
+    _register(_kind, _kind.name, "", 1)
 _register(_LSTM_IN_BYTES, "DynamicQuantizeLSTM", "com.microsoft", 1)
 
 

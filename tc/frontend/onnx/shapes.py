@@ -41,6 +41,9 @@ from tc.ir.arith import Facts
 from tc.ir.dtype import DType, bool_, f32, from_numpy, i64
 from tc.ir.expr import Const, Expr, const, equal, logical_and, logical_not, logical_or, maximum, minimum, select
 
+FIRST_WITH_NUMPYS_BROADCASTING = 7
+"""The opset."""
+
 
 class NodeAttributes(Protocol):
     """What a rule may ask of a node."""
@@ -325,11 +328,12 @@ def _slice(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts:
 
 
 def _python_slice(start: int, end: int, step: int, size: int) -> slice:
-    """ONNX's slice bounds are clamped to the axis; a negative step that ends below 0 runs to the first element."""
-    if step < 0:
-        start = min(start + size if start < 0 else start, size - 1)
+    """ONNX's slice bounds are clamped to the axis; a negative step that ends below 0 runs to the first element, and one that starts there
+    takes that."""
+    if step < 0 and size:
+        start = max(min(start + size if start < 0 else start, size - 1), 0)
         end = end + size if end < 0 else end
-        return slice(start, None if end < 0 else end, step) if start >= 0 else slice(0, 0)
+        return slice(start, None if end < 0 else end, step)
     return slice(start, end, step)
 
 

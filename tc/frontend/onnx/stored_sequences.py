@@ -116,9 +116,11 @@ def from_packed(c: Calls, tensors: Sequence[ModelValue], rank: int, what: str) -
     """The inverse, of items that must be of a rank; checked when the model runs."""
     found = dict(zip(PACKED_NAMES, tensors, strict=True))
     length = found["ranks"].shape[0]
+    message = f"{what}: an item is not of rank {rank}"
+    c.graph.builder.require(Requirement(equal(found["dims"].shape[0], length * rank), message))
     others = c.call("cast", c.call("not_equal", found["ranks"], c.const(rank, i64)), dtype=i64)
     (count,) = _dims(c, c.call("sum", others, axes=None, keepdims=False), "other_ranks")
-    c.graph.builder.require(Requirement(equal(count, 0), f"{what}: an item is not of rank {rank}"))
+    c.graph.builder.require(Requirement(equal(count, 0), message))
     return StoredSequence(found["elements"], c.call("reshape", found["dims"], shape=(length, rank)))
 
 

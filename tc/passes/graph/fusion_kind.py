@@ -247,7 +247,7 @@ def _operand_access(operand: Tensor | None, outputs: Sequence[Tensor], stages: S
 
 def _read_access(read: Read, stage: Stage) -> Access:
     axes = stage.axes
-    if len(read.indices) == len(axes) and all(
+    if len(read.indices) == len(axes) == len(stage.buffers[0].shape) and all(
         index is axis or (is_const(index, 0) and is_const(dim, 1))
         for index, axis, dim in zip(read.indices, axes, stage.buffers[0].shape, strict=True)
     ):
