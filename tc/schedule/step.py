@@ -16,6 +16,7 @@ from tc.ir.uses import unbound
 from tc.schedule import (
     cache,
     compute_at,
+    dense,
     inline,
     layout,
     loops,
@@ -86,6 +87,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "tile_axes": merge.tile_axes,
     "cut_choices": parts.cut_choices,
     "merge_dims": merge.merge_dims,
+    "merge_dense": dense.merge_dense,
     "run_on": merge.run_on,
     "set_scope": layout.set_scope,
     "pad_rows": layout.pad_rows,
@@ -498,6 +500,12 @@ class Schedule:
 
     def merge_dims(self, buffer: str, axes: Sequence[int]) -> None:
         self._do("merge_dims", buffer, tuple(axes))
+
+    def merge_dense(self) -> None:
+        """Recorded where it changes something."""
+        step = Step("merge_dense", ())
+        if step.apply(self.func) is not self.func:
+            self.apply(step)
 
     def run_on(self, block: str, axes: Sequence[int], pitch: int, extent: int) -> None:
         self._do("run_on", block, tuple(axes), pitch, extent)

@@ -77,6 +77,7 @@ def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
     infos = block_infos(schedule.func)
     if not any(info.reduction_axes for info in infos) or any(info.is_opaque for info in infos):
         return None
+    schedule.merge_dense()
     for info in _writers_of_results(schedule):
         if info.reduction_axes and len(info.written_buffers) == 1 and info.spatial_axes:
             schedule.cache_write(info.name, "local")
@@ -343,10 +344,11 @@ class _Version:
         columns, width = found
         lead = [loop for loop in loops[:-1] if loop not in others]
         schedule.reorder(*lead, columns.around, *others, columns.inside)
-        outer = [*lead, *([columns.around] if columns.is_whole else [])]
+        is_shared = columns.is_whole or not lead  # one loop alone may be cut short
+        outer = [*lead, *([columns.around] if is_shared else [])]
         terms = max(256 if self._is_uneven() else 16, self._most_terms())
-        fused = set_parallel(schedule, final, outer, width * terms * (1 if columns.is_whole else max((extent or 64) // width, 1)))
-        anchor = fused if columns.is_whole else columns.around
+        fused = set_parallel(schedule, final, outer, width * terms * (1 if is_shared else max((extent or 64) // width, 1)))
+        anchor = fused if is_shared else columns.around
         if anchor is None:
             return None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:

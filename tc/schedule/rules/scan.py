@@ -37,6 +37,9 @@ def schedule_scan(schedule: Schedule, target: Target) -> str | None:
     for o: for t: ...             =>      parallel oo: for t: for oi in unrolled(8): ...
     for r: for o: fold t          =>      parallel ro, oo: for ri in 32: for t: for oi in unrolled(16): ..., in registers
     """
+    if not any(axis.kind is AxisKind.ORDERED for info in block_infos(schedule.func) for axis in info.block.axes):
+        return None
+    schedule.merge_dense()
     infos = block_infos(schedule.func)
     if len(infos) != 1:
         return None
