@@ -276,6 +276,15 @@ register(
 )
 
 
+def _infer_group_norm(types: Types, attrs: Attrs) -> TensorType:
+    """As any norm of channels, a whole number of which is in each group."""
+    x, groups = operand(types, 0, "group_norm"), attrs.groups
+    if groups < 1:
+        raise ShapeError(f"group_norm: {groups} groups")
+    require(equal(x.shape[1] % groups, 0), f"group_norm: {groups} groups do not divide the {x.shape[1]} channels of {x}")
+    return _infer_channels("group_norm")(types, attrs)
+
+
 def _run_group_norm(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     assert x is not None
@@ -305,7 +314,7 @@ def _compute_group_norm(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
 register(
     OpDef(
         "group_norm",
-        _infer_channels("group_norm"),
+        _infer_group_norm,
         _run_group_norm,
         _compute_group_norm,
         {"groups": REQUIRED, "epsilon": 1e-5},

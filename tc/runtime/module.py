@@ -91,7 +91,7 @@ class CompiledModule(NativeProgram):
         if self.signature is not None:
             if out is not None:
                 raise InputError(
-                    "out: a module that takes or returns sequences, optionals or strings makes its results itself",
+                    "out: a module that takes or returns sequences, optionals, strings or tensors of unknown rank makes its results itself",
                     code="TC2006",
                 )
             results = tuple(self.run(self._named(args)).values())

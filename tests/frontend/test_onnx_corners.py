@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto
 
 import tc
-from tc.errors import ModelError, ShapeError
+from tc.errors import InputError, ModelError, ShapeError
 from tc.frontend.onnx import load_model
 from tests.frontend.models import make_model, node, run, run_onnxruntime
 
@@ -333,3 +333,22 @@ def test_a_size_of_a_grid_may_have_any_declared_length() -> None:
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+# Broke: the last channels were not written.
+@pytest.mark.parametrize("opset", [18, 21])
+def test_groups_that_do_not_divide_the_channels_are_refused(opset: int) -> None:
+    types = {"x": (np.float32, ["n", "c", 5]), **{name: (np.float32, ["g"]) for name in "sb"}}
+    module = tc.compile(make_model([node("GroupNormalization", "x s b", "y", num_groups=4)], types, ["y"], opset=opset))
+    for channels in (8, 12, 7, 3):
+        x, ones = normal(2, channels, 5), np.ones(4 if opset == 18 else channels, np.float32)
+        if channels % 4:
+            with pytest.raises(InputError, match=f"c = {channels}"):
+                module(x, ones, ones * 0)
+        else:
+            grouped = x.reshape(2, 4, -1)
+            expected = (grouped - grouped.mean(2, keepdims=True)) / np.sqrt(grouped.var(2, keepdims=True) + 1e-5)
+            np.testing.assert_allclose(module(x, ones, ones * 0), expected.reshape(x.shape), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ShapeError, match="4 groups do not divide"):
+        static = {**types, "x": (np.float32, [1, 6, 2])}
+        tc.compile(make_model([node("GroupNormalization", "x s b", "y", num_groups=4)], static, ["y"], opset=opset))

@@ -270,10 +270,14 @@ def model_of_node(n: NodeContext, stand_in: Callable[[np.ndarray], np.ndarray]) 
 
 
 def _small_constant(n: NodeContext, value: Source) -> np.ndarray | None:
-    if not isinstance(value, ModelValue):
+    """What a reference's model may hold itself: strings that the model knows as such, which no call need have numbers for."""
+    if isinstance(value, PackedValue):
         return None
-    array = n.graph.array(value)
-    return array if array is not None and array.nbytes <= _EMBED_LIMIT_BYTES else None
+    (tensor,) = _tensors_of(value)
+    array = n.graph.array(tensor)
+    if array is None or array.nbytes > _EMBED_LIMIT_BYTES:
+        return None
+    return n.graph.shared.strings.array(array) if isinstance(value, StringsValue) else array
 
 
 def _model_of(
