@@ -16,6 +16,7 @@ from tc.ops.build import GraphBuilder
 from tc.passes.graph.integer_products import integer_products
 from tc.target import Target
 from tests.draws import some_of
+from tests.frontend.models import make_model, node
 from tests.passes.test_graph_rules import ops_of
 
 Case = tuple[tuple[int, ...], tuple[int, ...], dict[str, list[int]]]
@@ -173,3 +174,19 @@ def test_products_with_literals_of_any_rank_are_exact(x_shape: tuple[int, ...], 
 
     expected = (values["x"].astype(np.int64) + 7) @ values["w"].astype(np.int64)
     np.testing.assert_array_equal(module.run(given)["y"], expected.astype(np.int32))
+
+
+# Broke the speed: of one group of terms no rule knew that they lie in groups, and the sums were made one by one.
+@pytest.mark.parametrize("columns", [1, 3, 16, 63])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_products_of_few_terms_with_literals(kind: type, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    for depth in range(1, 10):
+        w = rng.integers(-128, 128, (depth, columns)).astype(np.int8)
+        model = make_model([node("MatMulInteger", "x w", "y")], {"x": (kind, ["b", 37, depth])}, ["y"], {"w": w})
+        module = tc.compile(model, threads=1)
+
+        assert not any("does not fit" in note for note in module.report().notes)
+        for batch in (0, 1, 3):
+            x = rng.integers(np.iinfo(kind).min, np.iinfo(kind).max, (batch, 37, depth), endpoint=True).astype(kind)
+            np.testing.assert_array_equal(module(x), x.astype(np.int32) @ w.astype(np.int32))

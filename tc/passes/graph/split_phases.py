@@ -91,7 +91,7 @@ def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
         ("a transposed convolution", (any_("x"), const_("w"), absent()), False),
         ("a transposed convolution with bias", (any_("x"), const_("w"), const_("bias")), True),
     )
-    return tuple(
+    of_literals = tuple(
         GraphRule(
             name,
             op("conv_transpose", *operands, name="conv"),
@@ -102,11 +102,20 @@ def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
         )
         for name, operands, bias in patterns
     )
+    of_data = GraphRule(
+        "a transposed convolution by weights that are data",
+        op("conv_transpose", any_("x"), any_("w"), rest=True, name="conv"),
+        lambda b, m: _by_data(b, m, strict),
+        when=_can_split,
+        example=lambda b: _example(b, True, is_literal=False),
+        inexact=True,
+    )
+    return (*of_literals, of_data)
 
 
 def _can_split(m: Match) -> bool:
     w = m.type_of("w")
-    return w.dtype.is_float and m.value("w").size > 0 and m.type_of("x").rank > 2
+    return w.dtype.is_float and all(isinstance(dim, Const) and dim.value > 0 for dim in w.shape) and m.type_of("x").rank > 2
 
 
 LEAST_SPARED = 48
@@ -138,6 +147,40 @@ def _convolved(b: GraphBuilder, m: Match, axes: Sequence[PhaseAxis], strides: Se
         own = m.value("bias") if groups > 1 else np.pad(m.value("bias"), (0, channels - w.shape[1]))
         shift = b.const(for_all_phases(own, strides, groups))
     return b.call("conv", m.x, b.const(weights), shift, **phase_attrs(axes, groups), span=m.call("conv").span)
+
+
+def _by_data(b: GraphBuilder, m: Match, strict: bool) -> Atom | None:
+    """All phases as one convolution, whose weights are gathered when the model runs."""
+    w, result, call = m.type_of("w"), m.type_of("conv"), m.call("conv")
+    groups, span = m.attrs("conv").groups, call.span
+    inputs, outputs, *kernel = (int(dim.value) for dim in w.shape if isinstance(dim, Const))
+    strides, found = phase_axes(m.attrs("conv"), (inputs, outputs, *kernel), m.type_of("x"), result)
+    bias = call.args[2] if len(call.args) > 2 else None
+    if found is None or (strict and _has_zeros([found])):
+        return None
+    taps = b.call("reshape", m.atoms["w"], shape=_dims(groups, inputs // groups, outputs, prod(kernel)), span=span)
+    if _has_zeros([found]):
+        zeros = b.const(np.zeros((groups, inputs // groups, outputs, 1)), w.dtype.numpy)
+        taps = b.call("concat", taps, zeros, axis=3, span=span)
+    # The taps of each phase, one after the other; the one of zeros, behind all others, where a phase has none.
+    numbers = np.arange(prod(kernel)).reshape((1, 1, *kernel))
+    wanted = phase_weights(numbers, found, strides, 1, fill=prod(kernel)).reshape(-1)
+    chosen = b.call("gather", taps, b.const(wanted), axis=3, in_range=True, span=span)
+    places = tuple(axis.kernel for axis in found)
+    split = b.call("reshape", chosen, shape=_dims(groups, inputs // groups, outputs, prod(strides), *places), span=span)
+    rank = len(strides)
+    moved = b.call("transpose", split, perm=(0, 3, 2, 1, *range(4, 4 + rank)), span=span)
+    weights = b.call("reshape", moved, shape=_dims(groups * prod(strides) * outputs, inputs // groups, *places), span=span)
+    if bias is not None:
+        own = b.call("reshape", bias, shape=_dims(groups, 1, outputs), span=span)
+        repeated = b.call("expand", own, shape=_dims(groups, prod(strides), outputs), span=span)
+        bias = b.call("reshape", repeated, shape=_dims(groups * prod(strides) * outputs), span=span)
+    phases = b.call("conv", m.x, weights, bias, **phase_attrs(found, groups), span=span)
+    return interleave(b, phases, strides, outputs, result, span, groups)
+
+
+def _dims(*sizes: int) -> tuple[Expr, ...]:
+    return tuple(map(const, sizes))
 
 
 def _has_zeros(phases: Sequence[Sequence[PhaseAxis]]) -> bool:
@@ -253,9 +296,10 @@ def _interleaved(b: GraphBuilder, split: Atom, phases: int, strides: Sequence[in
     return b.call("slice", merged, starts=zeros, sizes=result.shape, steps=ones, span=span)  # type: ignore[arg-type]
 
 
-def _example(b: GraphBuilder, bias: bool) -> Atom:
+def _example(b: GraphBuilder, bias: bool, is_literal: bool = True) -> Atom:
     rng = np.random.default_rng(0)
     x = b.param("x", tensor_type((2, 3, 4, 5), f32))
-    w = b.const(rng.uniform(-1, 1, (3, 10, 3, 2)).astype(np.float32))
+    shape = (3, 10, 3, 2)
+    w: Atom = b.const(rng.uniform(-1, 1, shape).astype(np.float32)) if is_literal else b.param("w", tensor_type(shape, f32))
     shift = b.const(rng.uniform(-1, 1, 10).astype(np.float32)) if bias else None
     return b.call("conv_transpose", x, w, shift, strides=(2, 2), pads=(1, 0, 1, 0), output_padding=(1, 0))
