@@ -178,8 +178,8 @@ def _terms_together(features: Sequence[str]) -> int:
 
 
 def in_groups(array: np.ndarray, block: int, group: int, terms: int) -> np.ndarray:
-    """[k, n] as [ceil(n / block), k / group, block, group], zeros up to a multiple of `terms` of k and after the columns. There are two groups
-    at least: of one nobody could tell that terms lie in groups."""
+    """[k, n] as [ceil(n / block), k / group, block, group], zeros up to a multiple of `terms` of k and after the columns. Two groups at
+    least: of one nobody could tell that terms lie in groups."""
     depth, columns = array.shape
     padded = np.pad(array, [(0, max(-depth % terms, 2 * group - depth)), (0, -columns % block)])
     cut = padded.reshape(padded.shape[0] // group, group, padded.shape[1] // block, block)
