@@ -33,6 +33,7 @@ from tc.cli import (
 from tc.cli import compile as compile_command
 from tc.cli import reduce as reduce_command
 from tc.cli.operators import import_operators
+from tc.cli.outcome import Outcome
 from tc.errors import TcError, UsageError
 from tc.version import __version__
 
@@ -135,12 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in args.operators if args.command in WITH_OPERATORS else ():
             import_operators(name)
         outcome = args.execute(args)
-        if args.json:
-            print(to_json(outcome.data))
-        else:
-            outcome.show(_Console())
-        sys.stdout.flush()
-        return int(outcome.exit_code)
+        return _shown(outcome, as_json=args.json)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         _write_nowhere()
         return 0
@@ -149,10 +145,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             raise
-        code = report_error(error, as_json=args.json and not _is_of_stdout(error))
-        if _is_of_stdout(error):
-            _write_nowhere()
+        return report_error(error, as_json=args.json)
+
+
+def _shown(outcome: Outcome, *, as_json: bool) -> int:
+    """Print what came of a command; returns the exit code: another one where that cannot be written, as on a full disk."""
+    try:
+        if as_json:
+            print(to_json(outcome.data))
+        else:
+            outcome.show(_Console())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        code = report_error(error, as_json=False)
+        _write_nowhere()
         return code
+    return int(outcome.exit_code)
 
 
 def _prepare_streams() -> None:
@@ -162,11 +172,6 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # as long as the process
         elif hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="replace")
-
-
-def _is_of_stdout(error: BaseException) -> bool:
-    """Whether an error is that nothing more can be written to standard output, as where a disk is full."""
-    return isinstance(error, OSError) and error.filename is None
 
 
 def _write_nowhere() -> None:

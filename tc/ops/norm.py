@@ -276,12 +276,16 @@ register(
 )
 
 
-def _infer_group_norm(types: Types, attrs: Attrs) -> TensorType:
-    """As any norm of channels, a whole number of which is in each group."""
-    x, groups = operand(types, 0, "group_norm"), attrs.groups
+def require_divided(x: TensorType, groups: int) -> None:
+    """State that there is a whole number of channels in each of some groups."""
     if groups < 1:
         raise ShapeError(f"group_norm: {groups} groups")
     require(equal(x.shape[1] % groups, 0), f"group_norm: {groups} groups do not divide the {x.shape[1]} channels of {x}")
+
+
+def _infer_group_norm(types: Types, attrs: Attrs) -> TensorType:
+    """As any norm of channels."""
+    require_divided(operand(types, 0, "group_norm"), attrs.groups)
     return _infer_channels("group_norm")(types, attrs)
 
 

@@ -79,5 +79,5 @@ def _digest(size: int, piece: Callable[[int, int], bytes | memoryview]) -> bytes
         return hashlib.sha256(piece(start, min(start + CHUNK_BYTES, size))).digest()
 
     starts = range(0, size, CHUNK_BYTES)
-    leaves = for_each(leaf, starts, min(len(starts), available_cpus()))
+    leaves = for_each(leaf, starts, available_cpus())
     return hashlib.sha256(b"".join([size.to_bytes(8, "little"), *leaves])).digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -29,9 +29,9 @@ class Workers(ThreadPoolExecutor):
             return done
 
 
-def for_each(work: Callable[[PlaceT], ResultT], places: Iterable[PlaceT], threads: int) -> list[ResultT]:
-    """What `work` returns for each of the places, done by so many threads at once; what one raises is raised."""
-    if threads < 2:
+def for_each(work: Callable[[PlaceT], ResultT], places: Sequence[PlaceT], threads: int) -> list[ResultT]:
+    """What `work` returns for each of the places, done by so many threads at most; what one raises is raised."""
+    if min(threads, len(places)) < 2:
         return [work(place) for place in places]
-    with Workers(threads) as pool:
+    with Workers(min(threads, len(places))) as pool:
         return list(pool.map(work, places))

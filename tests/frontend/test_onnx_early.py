@@ -150,3 +150,10 @@ def test_a_mean_and_a_variance_for_each_place(opset: int) -> None:
     np.testing.assert_allclose(y, (X - mean) / np.sqrt(variance + 1e-5) * scale + bias, rtol=1e-5, atol=1e-6)
     with pytest.raises(TcError, match="must have the axes of"):
         run("BatchNormalization", opset, X, scale[0], bias, mean, variance, **attrs)
+
+
+@pytest.mark.parametrize("axis", [2, -3, 5])
+def test_constants_too_lie_within_the_first_operand(axis: int) -> None:
+    constants = {"a": np.array([[1, 2], [3, 4]]), "b": np.array([10, 20])}
+    with pytest.raises(TcError, match=f"from axis {axis + 2 if axis < 0 else axis} on"):
+        tc.compile(make_model([node("Add", "a b", "y", broadcast=1, axis=axis)], {}, ["y"], constants, opset=6))

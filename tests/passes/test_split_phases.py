@@ -104,3 +104,16 @@ def test_phases_by_weights_that_are_data(case: int, has_bias: bool, dtype: type)
 
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * int(np.prod(w_shape)) / w_shape[1])
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_bias_that_is_data_beside_literal_weights(group: int) -> None:
+    rng = np.random.default_rng(group)
+    x, w = rng.standard_normal((2, 6, 5, 4)).astype(np.float32), rng.standard_normal((6, 11, 3, 3)).astype(np.float32)
+    bias, attrs = rng.standard_normal(11 * group).astype(np.float32), {"strides": [2, 2], "group": group}
+    types = {"x": (np.float32, x.shape), "b": (np.float32, bias.shape)}
+    model = make_model([node("ConvTranspose", "x w b", "y", **attrs)], types, ["y"], {"w": w})
+
+    assert not {"conv_transpose", "gather"} & set(ops_of(run_pipeline(load_model(model).module, SIMPLIFY + SPLIT, {"block": 8})))
+    expected = transposed(x.astype(np.float64), w.astype(np.float64), attrs) + bias.reshape(1, -1, 1, 1)
+    np.testing.assert_allclose(tc.compile(model, threads=1)(x, bias), expected, rtol=0, atol=1e-4)

@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tc.errors import ModelError, NodeError, Span, UnsupportedError
+from tc.errors import ModelError, NodeError, ShapeError, Span, UnsupportedError
 from tc.frontend.imported import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED
 from tc.frontend.onnx.assumptions import assume_large_enough, is_usual
 from tc.frontend.onnx.reading import (
@@ -333,7 +333,7 @@ class NodeContext(Calls):
         if self.op_type not in ALWAYS_KNOWN and all(v is None or v.elements is None for v in operands):
             return None
         if self.opset < FIRST_WITH_NUMPYS_BROADCASTING and self.attr("broadcast", 0):
-            operands[1] = self._from_axis(*operands)
+            operands[1] = self._up_to_axis(*operands)
         if self.op_type == "Div":
             self._assume_to_round_down(operands)
         found = evaluate(self.op_type, self, [self._operand(v) for v in operands], self.facts)
@@ -341,14 +341,21 @@ class NodeContext(Calls):
             return None
         return [elements_value(elements, dtype) for elements, dtype in found]
 
-    def _from_axis(self, a: ModelValue | None, b: ModelValue | None) -> ModelValue | None:
-        """The second operand of an early operator, whose axes are those of the first from `axis` on, by default the last ones."""
+    def _up_to_axis(self, a: ModelValue | None, b: ModelValue | None) -> ModelValue | None:
+        """The second operand of an early operator with the axes behind it, if its elements are known."""
         elements = None if b is None else self.graph.elements(b)
         if a is None or b is None or elements is None:
             return b
+        return elements_value(elements.reshape((*elements.shape, *[1] * self.axes_behind(a, b))), b.dtype)
+
+    def axes_behind(self, a: ModelValue, b: ModelValue) -> int:
+        """How many axes of the first operand of an early operator are behind those of the second, which are its own from `axis` on, by
+        default the last ones."""
         axis = self.attr("axis", a.rank - b.rank)
-        behind = a.rank - (axis + a.rank if axis < 0 else axis) - b.rank
-        return elements_value(elements.reshape((*elements.shape, *[1] * behind)), b.dtype)
+        axis = axis + a.rank if axis < 0 else axis
+        if not 0 <= axis <= a.rank - b.rank:
+            raise ShapeError(f"{self.op_type}: {b.type} does not lie in {a.type} from axis {axis} on")
+        return int(a.rank - axis - b.rank)
 
     def _are_numbers(self, operands: Sequence[ModelValue | None], results: Sequence[tuple[Elements, DType]]) -> bool:
         """Whether arithmetic on the dtypes of sizes gives the sizes, for dims that the program may be for."""

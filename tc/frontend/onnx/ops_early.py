@@ -40,11 +40,7 @@ def _binary(op: str) -> Callable[[NodeContext], ModelValue]:
             if a.rank != b.rank:
                 raise ShapeError(f"{n.op_type}: {a.type} and {b.type}, without broadcasting")
             return n.call(op, a, b)
-        axis = n.attr("axis", a.rank - b.rank)
-        axis = axis + a.rank if axis < 0 else axis
-        if not 0 <= axis <= a.rank - b.rank:
-            raise ShapeError(f"{n.op_type}: {b.type} does not lie in {a.type} from axis {axis} on")
-        return n.call(op, a, _with_axes_behind(n, b, a.rank - axis - b.rank))
+        return n.call(op, a, _with_axes_behind(n, b, n.axes_behind(a, b)))
 
     return adapter
 

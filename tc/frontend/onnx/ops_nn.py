@@ -15,6 +15,7 @@ from tc.ir.dtype import DType, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum, select
 from tc.ir.types import product
 from tc.ops.common import require_equal
+from tc.ops.norm import require_divided
 from tc.ops.registry import require
 
 _MAX_SPACE = 3
@@ -390,8 +391,7 @@ def import_group_norm_by_group(n: NodeContext) -> NodeResult:
     x, groups = n.value(0), n.attr("num_groups")
     if x.rank < 2:
         raise ShapeError(f"GroupNormalization: the input must be [n, c, *space], found {x.type}")
-    message = f"GroupNormalization: {groups} groups do not divide the {x.shape[1]} channels of {x.type}"
-    n.graph.state(lambda: require(equal(x.shape[1] % groups, 0), message), n.span)
+    n.graph.state(partial(require_divided, x.type, groups), n.span)
     parameters = [_for_each_channel(n, n.value(k), x.shape[1], groups) for k in (1, 2)]
     return n.call("group_norm", x, *parameters, groups=groups, epsilon=n.attr("epsilon", 1e-5))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product as cartesian
 from math import gcd, prod
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from tc.ir.arith import simplify
 from tc.ir.dtype import f32
 from tc.ir.expr import Const, Expr, const
-from tc.ir.graph import Atom, Attrs
+from tc.ir.graph import Atom, Attrs, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, product, tensor_type
 from tc.ops.build import GraphBuilder
@@ -84,33 +85,26 @@ def _axis(window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
 def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
     """The rewrite rules for blocks of `block` channels."""
 
-    def rewritten(b: GraphBuilder, m: Match) -> Atom | None:
+    def of_literal(b: GraphBuilder, m: Match) -> Atom | None:
         return _as_convolution(b, m, block, strict)
 
-    patterns = (
-        ("a transposed convolution", (any_("x"), const_("w"), absent()), False),
-        ("a transposed convolution with bias", (any_("x"), const_("w"), const_("bias")), True),
-    )
-    of_literals = tuple(
+    def of_data(b: GraphBuilder, m: Match) -> Atom | None:
+        return None if isinstance(m.atoms["w"], TensorConst) else _by_data(b, m, strict)
+
+    return tuple(
         GraphRule(
-            name,
-            op("conv_transpose", *operands, name="conv"),
+            f"a transposed convolution{words}{' with bias' if has_bias else ''}",
+            op("conv_transpose", any_("x"), w, any_("bias") if has_bias else absent(), name="conv"),
             rewritten,
             when=_can_split,
-            example=lambda b, bias=bias: _example(b, bias),  # type: ignore[misc]
+            example=partial(_example, has_bias=has_bias, is_literal=rewritten is of_literal),
             inexact=True,
         )
-        for name, operands, bias in patterns
+        for words, w, rewritten in (("", const_("w"), of_literal), (" by weights that are data", any_("w"), of_data))
+        for has_bias in (False, True)
     )
-    of_data = GraphRule(
-        "a transposed convolution by weights that are data",
-        op("conv_transpose", any_("x"), any_("w"), rest=True, name="conv"),
-        lambda b, m: _by_data(b, m, strict),
-        when=_can_split,
-        example=lambda b: _example(b, True, is_literal=False),
-        inexact=True,
-    )
-    return (*of_literals, of_data)
+
+
 
 
 def _can_split(m: Match) -> bool:
@@ -140,22 +134,34 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
 
 def _convolved(b: GraphBuilder, m: Match, axes: Sequence[PhaseAxis], strides: Sequence[int], channels: int) -> Atom:
     """The convolution for the phases of these axes: all those of the strides, or one."""
-    w, groups, bias = m.value("w"), m.attrs("conv").groups, m.atoms.get("bias")
-    weights = phase_weights(w, axes, strides, channels, groups=groups)
-    shift = None
-    if bias is not None:
-        own = m.value("bias") if groups > 1 else np.pad(m.value("bias"), (0, channels - w.shape[1]))
-        shift = b.const(for_all_phases(own, strides, groups))
-    return b.call("conv", m.x, b.const(weights), shift, **phase_attrs(axes, groups), span=m.call("conv").span)
+    groups, span = m.attrs("conv").groups, m.call("conv").span
+    weights = phase_weights(m.value("w"), axes, strides, channels, groups=groups)
+    shift = _bias_for_all_phases(b, m, strides, channels)
+    return b.call("conv", m.x, b.const(weights), shift, **phase_attrs(axes, groups), span=span)
+
+
+def _bias_for_all_phases(b: GraphBuilder, m: Match, strides: Sequence[int], channels: int) -> Atom | None:
+    """The bias with zeros up to so many channels in a group, for each phase; None if there is none."""
+    bias, groups, span = m.atoms.get("bias"), m.attrs("conv").groups, m.call("conv").span
+    if bias is None:
+        return None
+    (size,) = m.type_of("bias").shape
+    assert isinstance(size, Const), "as many as the weights have outputs, whose shape is known"
+    outputs = int(size.value) // groups
+    if isinstance(bias, TensorConst):
+        return b.const(for_all_phases(np.pad(bias.value.reshape(groups, outputs), ((0, 0), (0, channels - outputs))), strides, groups))
+    own = b.call("reshape", bias, shape=_dims(groups, 1, outputs), span=span)
+    if channels > outputs:
+        own = b.call("concat", own, b.const(np.zeros((groups, 1, channels - outputs)), m.type_of("bias").dtype.numpy), axis=2, span=span)
+    repeated = b.call("expand", own, shape=_dims(groups, prod(strides), channels), span=span)
+    return b.call("reshape", repeated, shape=_dims(groups * prod(strides) * channels), span=span)
 
 
 def _by_data(b: GraphBuilder, m: Match, strict: bool) -> Atom | None:
     """All phases as one convolution, whose weights are gathered when the model runs."""
-    w, result, call = m.type_of("w"), m.type_of("conv"), m.call("conv")
-    groups, span = m.attrs("conv").groups, call.span
+    w, result, groups, span = m.type_of("w"), m.type_of("conv"), m.attrs("conv").groups, m.call("conv").span
     inputs, outputs, *kernel = (int(dim.value) for dim in w.shape if isinstance(dim, Const))
     strides, found = phase_axes(m.attrs("conv"), (inputs, outputs, *kernel), m.type_of("x"), result)
-    bias = call.args[2] if len(call.args) > 2 else None
     if found is None or (strict and _has_zeros([found])):
         return None
     taps = b.call("reshape", m.atoms["w"], shape=_dims(groups, inputs // groups, outputs, prod(kernel)), span=span)
@@ -171,10 +177,7 @@ def _by_data(b: GraphBuilder, m: Match, strict: bool) -> Atom | None:
     rank = len(strides)
     moved = b.call("transpose", split, perm=(0, 3, 2, 1, *range(4, 4 + rank)), span=span)
     weights = b.call("reshape", moved, shape=_dims(groups * prod(strides) * outputs, inputs // groups, *places), span=span)
-    if bias is not None:
-        own = b.call("reshape", bias, shape=_dims(groups, 1, outputs), span=span)
-        repeated = b.call("expand", own, shape=_dims(groups, prod(strides), outputs), span=span)
-        bias = b.call("reshape", repeated, shape=_dims(groups * prod(strides) * outputs), span=span)
+    bias = _bias_for_all_phases(b, m, strides, outputs)
     phases = b.call("conv", m.x, weights, bias, **phase_attrs(found, groups), span=span)
     return interleave(b, phases, strides, outputs, result, span, groups)
 
@@ -296,10 +299,10 @@ def _interleaved(b: GraphBuilder, split: Atom, phases: int, strides: Sequence[in
     return b.call("slice", merged, starts=zeros, sizes=result.shape, steps=ones, span=span)  # type: ignore[arg-type]
 
 
-def _example(b: GraphBuilder, bias: bool, is_literal: bool = True) -> Atom:
+def _example(b: GraphBuilder, has_bias: bool, is_literal: bool) -> Atom:
     rng = np.random.default_rng(0)
     x = b.param("x", tensor_type((2, 3, 4, 5), f32))
     shape = (3, 10, 3, 2)
     w: Atom = b.const(rng.uniform(-1, 1, shape).astype(np.float32)) if is_literal else b.param("w", tensor_type(shape, f32))
-    shift = b.const(rng.uniform(-1, 1, 10).astype(np.float32)) if bias else None
+    shift = b.const(rng.uniform(-1, 1, 10).astype(np.float32)) if has_bias else None
     return b.call("conv_transpose", x, w, shift, strides=(2, 2), pads=(1, 0, 1, 0), output_padding=(1, 0))
