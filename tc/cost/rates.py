@@ -22,9 +22,11 @@ PRODUCT_SHARE = 0.92
 L2_STREAMS = 2.0
 """How much longer than a line of one stream a vector of an operand takes that comes from the second-level cache between loads of others."""
 
-L2_SHARE, NEAR_SHARE, FAR_SHARE = 0.275, 0.505, 0.454
-"""Of a stream through the second-level cache, the third, and memory: reached by kernels that read and write rows of a tensor, some of them
-in another order."""
+LINE_CYCLES = 3.4
+"""What a line of a tensor costs kernels that read and write its rows, some of them in another order, beside the time of the stream."""
+
+NEAR_STREAMS, FAR_STREAMS = 1.365, 1.893
+"""How much longer than of one stream a line takes them that comes from a cache, or from memory."""
 
 WEIGHT_SHARE = 0.707
 """Of a stream through memory, reached by weights, which are read once, in order and fetched ahead."""
@@ -53,8 +55,8 @@ def rates_of_core(core: CoreRates, lanes: int, line_bytes: int = 64) -> KernelRa
     second = line_bytes * core.clock_hz
     return KernelRates(
         PRODUCT_SHARE * core.fma_flops_per_lane * lanes,
-        L2_SHARE * second / core.l2_cycles_per_line,
-        NEAR_SHARE * second / core.l3_cycles_per_line,
-        FAR_SHARE * second / core.memory_cycles_per_line,
+        second / (LINE_CYCLES + NEAR_STREAMS * core.l2_cycles_per_line),
+        second / (LINE_CYCLES + NEAR_STREAMS * core.l3_cycles_per_line),
+        second / (LINE_CYCLES + FAR_STREAMS * core.memory_cycles_per_line),
         WEIGHT_SHARE * second / core.memory_cycles_per_line,
     )

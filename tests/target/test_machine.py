@@ -47,6 +47,7 @@ def test_every_kind_says_where_its_numbers_are_from() -> None:
         ("skylake-avx512", V4, "skylake-avx512"),
         ("emeraldrapids", (*V4, "avx512vnni", "avx512fp16", "amx-int8"), "sapphirerapids"),
         ("znver4", (*V4, "avx512vnni", "avx512bf16", "sse4a"), "znver4"),
+        ("znver5", (*V4, "avx512vnni", "avx512bf16", "avxvnni", "sse4a"), "znver5"),
         ("znver3", (*V3, "vpclmulqdq", "sse4a"), "znver3"),
         ("znver2", (*V3, "sse4a"), "znver2"),
         ("haswell", V3, "haswell"),
