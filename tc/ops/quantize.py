@@ -285,16 +285,17 @@ def _compute_quantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorT
 
 
 def _infer_dequantize_by(types: Types, attrs: Attrs) -> TensorType:
-    """x of integers, parameters f32[2]: scale and zero point, or f32[1]: a scale, the zero point being an attribute -> f32:
-    (x - zero) * scale."""
-    _require_packed(types, 1 if operand(types, 1, "dequantize_by").static_shape == (1,) else 2, "dequantize_by")
+    """x of integers, parameters f32[2]: scale and zero point, or f32[1]: a scale, the zero point being an attribute, or f32[5]: those of
+    the `quantize_by` that x is of -> f32: (x - zero) * scale."""
+    shape = operand(types, 1, "dequantize_by").static_shape
+    _require_packed(types, shape[0] if shape in ((1,), (5,)) else 2, "dequantize_by")
     return TensorType(operand(types, 0, "dequantize_by").shape, f32)
 
 
 def _run_dequantize_by(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, parameters = arrays[0], arrays[1]
     assert x is not None and parameters is not None
-    zero = parameters[1] if len(parameters) > 1 else np.float32(attrs.zero)
+    zero = parameters[-1] if len(parameters) > 1 else np.float32(attrs.zero)
     return np.asarray((x.astype(np.float32) - zero) * parameters[0])
 
 
@@ -305,7 +306,7 @@ def _compute_dequantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[Tenso
         number = const(attrs.zero, x.dtype)
         zero = cast(te.compute((), lambda: number, "literal")[()], f32)
     else:
-        zero = parameters[1]
+        zero = parameters[4 if parameters.shape == (const(5),) else 1]
     return te.compute(x.shape, lambda *axes: (cast(x[axes], f32) - zero) * parameters[0], "dequantize")
 
 
@@ -319,6 +320,7 @@ def _dequantize_samples_by(rng: np.random.Generator) -> Any:
     for dtype in (np.uint8, np.int8, np.uint16, np.int32):
         yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3, 7], np.float32)], {}
         yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3], np.float32)], {"zero": 7}
+        yield [rng.integers(-100, 100, (3, 4)).astype(dtype), packed_parameters(0.3, 7, u8)], {}
 
 
 register(OpDef("quantize_by", _infer_quantize_by, _run_quantize_by, _compute_quantize_by, {"dtype": REQUIRED}, samples=_samples_by))

@@ -55,6 +55,7 @@ from tc.passes.loop import (
     cut_borders,
     distribute_threads,
     exchange_lanes,
+    fake_quantize,
     hoist_choices,
     hoist_guards,
     hold_fragments,
@@ -86,7 +87,7 @@ REGISTERED = (
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(separate_attention, separate_windows, transforms_as_products, unify_dims),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(cut_borders, exchange_lanes, hoist_choices, interleave_stores),
+    *(cut_borders, exchange_lanes, fake_quantize, hoist_choices, interleave_stores),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )
@@ -145,6 +146,9 @@ FUSE = """
 
 LOWER = "lower_primitives"
 
+STEPS = ", fake_quantize"
+"""Before literals are read: those that are bounds of what is quantized are found as such."""
+
 SHARE = ", share_kernels"
 """Layers of one shape are one kernel, whatever their scales: compiled and tuned once."""
 
@@ -160,7 +164,7 @@ STRICT_SIMPLIFY = INTEGERS + STRICT_ALGEBRA
 STRICT_LAY_OUT = "convert_layout(exact=True)"
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
 STRICT_FUSE = "integer_windows, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops"
-STRICT_LOWER = "lower_primitives, mark_numerics(numerics='strict')"
+STRICT_LOWER = LOWER + STEPS + ", mark_numerics(numerics='strict')"
 
 DEVICE_FUSE = "integer_windows, round_attention, transforms_as_products, use_parallel_forms, fuse_ops"
 """For devices nothing is packed for the vectors of a CPU."""
@@ -233,9 +237,9 @@ class Pipeline:
         return ", ".join(map(str, (*self.simplify, *self.narrow, *self.lay_out, *self.fuse, *self.lower, *self.place)))
 
 
-DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW + SEPARATE, LAY_OUT, FUSE, LOWER + SHARE)))
+DEFAULT = Pipeline(*map(parse_pipeline, (SIMPLIFY + SPLIT, NARROW + SEPARATE, LAY_OUT, FUSE, LOWER + STEPS + SHARE)))
 STRICT = Pipeline(*map(parse_pipeline, (STRICT_SIMPLIFY + STRICT_SPLIT, NARROW, STRICT_LAY_OUT, STRICT_FUSE, STRICT_LOWER + SHARE)))
-DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, NARROW, LAY_OUT, DEVICE_FUSE, LOWER, DEVICE_PLACE)))
+DEVICE = Pipeline(*map(parse_pipeline, (FLOATS + ALGEBRA, NARROW, LAY_OUT, DEVICE_FUSE, LOWER + STEPS, DEVICE_PLACE)))
 DEVICE_STRICT = Pipeline(*map(parse_pipeline, (FLOATS + STRICT_ALGEBRA, NARROW, LAY_OUT, DEVICE_STRICT_FUSE, STRICT_LOWER, DEVICE_PLACE)))
 FINISH_CALLS = parse_pipeline(FINISH)
 DEVICE_FINISH_CALLS = parse_pipeline(DEVICE_FINISH)

@@ -7,7 +7,7 @@ import pytest
 
 import tc
 from tc import te
-from tc.codegen.llvm.clipped_round import as_clipped_round
+from tc.ir.clipped_round import as_clipped_round
 from tc.ir.dtype import DType, f32, i8, i16, int_range, u8, u16
 from tc.ir.expr import Cast, Expr, Var, call, cast, const, maximum, minimum
 from tc.ir.loop import PrimFunc

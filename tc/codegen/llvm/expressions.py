@@ -13,7 +13,7 @@ from functools import partial
 from tc.codegen.dequantized import adds_dequantized
 from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
-from tc.codegen.llvm.clipped_round import as_clipped_round, as_dequantized, emit_clipped_float, emit_clipped_round
+from tc.codegen.llvm.clipped_round import emit_clipped_round, emit_rounded_quotient, rounded_quotient
 from tc.codegen.llvm.memory import MemoryEmitter
 from tc.codegen.llvm.places import State
 from tc.codegen.llvm.scalars import (
@@ -33,6 +33,7 @@ from tc.codegen.llvm.vector_libm import emit_function
 from tc.codegen.llvm.words import float_in
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, bounds, linear_coefficients, polynomial
+from tc.ir.clipped_round import as_clipped_round
 from tc.ir.dtype import bf16, f32, i32
 from tc.ir.expr import (
     FALSE,
@@ -86,14 +87,14 @@ class ExpressionEmitter(MemoryEmitter):
                 return known
             case Load():
                 return self.load(expr)
-            case Sub(lhs=Cast(operand=Cast())) | Cast(operand=Cast()) if (made := as_dequantized(expr)) is not None:
-                return emit_clipped_float(self.b, made[0], self.value, less=made[1])
             case Add() | Mul() | Sub() if not expr.dtype.is_storage:
                 return self._binary(expr)
             case Cast(operand=Load() as load, dtype=dtype) if dtype is f32 and (place := self.in_words(load)) is not None:
                 return float_in(self.b, place)
             case Cast(operand=Min() | Max()) if (found := as_clipped_round(expr)) is not None:
                 return emit_clipped_round(self.b, found, self.value)
+            case Cast(operand=MathCall()) if (quotient := rounded_quotient(expr)) is not None:
+                return emit_rounded_quotient(self.b, quotient, self.value)
             case Cast(operand=operand, dtype=dtype):
                 return emit_cast(self.b, self.value(operand), operand.dtype, dtype)
             case Select():

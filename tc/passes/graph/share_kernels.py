@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from tc.ir.dtype import DType, f32, i8, i16, u8, u16
-from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, Mul, Select, Sub, const
+from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, MathCall, Mul, Select, Sub, const
 from tc.ir.graph import CallTir, Function, TensorConst, tir_calls
 from tc.ir.loop import PrimFunc, Stmt
 from tc.ir.module import IRModule
@@ -35,7 +35,7 @@ def share_kernels(module: IRModule) -> IRModule:
         z = call_tir(by_9, y)                   =>    z = call_tir(by, y, [9])
 
     Every operation is the same as before, so every bit of a result is. A literal that is divided by, or compared with, stays: what it is
-    decides how that is computed. For modules of PrimFuncs.
+    decides how that is computed; bounds of what is quantized do not. For modules of PrimFuncs.
     """
     called = {call.callee for func in module.graph_functions for _, call in tir_calls(func)}
     alike: dict[object, list[PrimFunc]] = defaultdict(list)
@@ -129,6 +129,8 @@ def _visit_literals(func: PrimFunc, visit: Callable[[Const], Expr]) -> Stmt:
                 return map_children(node, lambda child: within(child, child is not condition, types))
             case Load():
                 may_read, types = False, (f32,)  # integers say where it is
+            case MathCall(name="bounded_quotient", args=(_, _, _, low, high)):
+                return map_children(node, lambda child: within(child, child is low or child is high, types))
             case Expr():
                 may_read = _only_passes_on(node, may_read)
             case _:

@@ -58,9 +58,20 @@ def _dequantize(b: GraphBuilder, m: Match) -> Atom | None:
     if found is None or found.axis is not None or found.is_literal or m.type_of("dequantize").dtype is not f32:
         return None
     span = m.call("dequantize").span
+    if (parameters := _undone(m, found)) is not None:
+        return b.call("dequantize_by", found.value, parameters, span=span)
     if _undoes_literals(m, found):
         return b.call("dequantize_by", found.value, b.const(np.array([found.scale], np.float32)), zero=int(found.zero), span=span)
     return b.call("dequantize_by", found.value, b.const(np.array([found.scale, found.zero], np.float32)), span=span)
+
+
+def _undone(m: Match, found: Quantized) -> TensorConst | None:
+    """The parameters by which what is dequantized was quantized, which a kernel of both then reads from one place."""
+    call = m.call_of(found.value)
+    if call is None or call.op != "quantize_by" or not isinstance(call.args[1], TensorConst):
+        return None
+    parameters = call.args[1].value
+    return call.args[1] if parameters[0] == found.scale and parameters[4] == found.zero else None
 
 
 def _undoes_literals(m: Match, found: Quantized) -> bool:
