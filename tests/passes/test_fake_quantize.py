@@ -50,6 +50,16 @@ def test_steps_stay_floats_between_two_bounds(value: str, expected: str) -> None
     assert structural_equal(fake_quantize(_func(value)), _func(expected))
 
 
+def test_what_stays_an_integer_is_clipped_before_it_is_rounded() -> None:
+    head = _HEAD.replace("y: f32", "y: u8")
+    written = "cast(max(min(round({value}) + 7.0, 255.0), 0.0), u8)"
+    func = parse_prim_func(head.format(value=written.format(value="x[i] / 0.5")))
+    expected = parse_prim_func(head.format(value=written.format(value="bounded_quotient(x[i], 0.5, 2.0, -3.5, 124.0)")))
+
+    assert structural_equal(fake_quantize(func), expected)
+    assert fake_quantize(expected) is expected
+
+
 def test_a_zero_point_that_is_data_is_in_the_bounds() -> None:
     pair = _quantized("x[i] / c[0]", " + cast(z[0], f32)")
 

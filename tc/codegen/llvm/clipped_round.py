@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value, llvm_type, mangled
 from tc.codegen.llvm.byte_packs import packs_for
@@ -54,37 +54,52 @@ def _steps(b: FunctionBuilder, found: ClippedRound, value: Value, shift: Value |
     if not saturates:
         low = bound(found.low)
         value = b.select(b.compare("fcmp ogt", value, low), value, low)  # NaN is not
-    value = _at_most(b, value, bound(found.high))
+    value = _at_most(b, value, value, bound(found.high))
     return value if found.divisor is None else _quotient(b, value, found.divisor)
 
 
-def _at_most(b: FunctionBuilder, value: Value, high: Value) -> Value:
-    """The lesser of both, NaN if `value` is."""
-    return b.select(b.compare("fcmp olt", high, value), high, value)
-
-
 def _shifted(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
-    """Of a `bounded_quotient`, which is never NaN, nor is its nearest number out of range: added as floats, since the shift is one."""
+    """Of a `bounded_quotient`, which is never NaN, nor is its nearest number out of range. A shift that is data is one of f32."""
     assert isinstance(found.value, MathCall) and isinstance(found.shift, Expr), "as as_clipped_round finds it"
-    x, divisor, inverse, low, high = b.unify(*map(value_of, found.value.args))
     shift = value_of(found.shift)
-    packs = packs_for(b, x) if found.dtype.bits == 8 else None
-    if packs is not None and not shift.lanes:  # what is too low for the quotient gives the least number, and so does NaN
-        value = emit_quotient(b, _at_most(b, x, high), divisor, inverse)
-        return _within(b, packs.to_bytes(b, value, b.convert("fptosi", shift, "i32"), found.dtype), found)
-    value, shift = b.unify(emit_bounded_quotient(b, x, divisor, inverse, low, high), shift)
-    whole = b.binary("fadd", b.intrinsic("roundeven", value), shift)
-    return b.convert("trunc", b.convert("fptosi", whole, "i32"), llvm_type(found.dtype))
+    whole_shift = int_value(int(found.shift.value), "i32") if isinstance(found.shift, Const) else None
+    operands = _operands(b, found.value, value_of)
+    packs = packs_for(b, operands[0]) if found.dtype.bits == 8 and not shift.lanes else None
+    if packs is not None:  # what is too low for the quotient gives the least number, and so does NaN
+        value = _quotient_of(b, _at_most, *operands)
+        return _within(b, packs.to_bytes(b, value, whole_shift or b.convert("fptosi", shift, "i32"), found.dtype), found)
+    value = _quotient_of(b, _bounded, *operands)
+    if whole_shift is not None:
+        whole = b.add(*b.unify(_rounded(b, value), whole_shift))
+    else:
+        whole = b.convert("fptosi", b.binary("fadd", *b.unify(b.intrinsic("roundeven", value), shift)), "i32")
+    return b.convert("trunc", whole, llvm_type(found.dtype))
 
 
 def emit_bounded_quotient(b: FunctionBuilder, x: Value, y: Value, inverse: Value, low: Value, high: Value) -> Value:
-    return emit_quotient(b, _bounded(b, x, low, high), y, inverse)
+    return _quotient_of(b, _bounded, x, low, high, y, inverse)
+
+
+def _operands(b: FunctionBuilder, quotient: MathCall, value_of: Callable[[Expr], Value]) -> Sequence[Value]:
+    """Of a `bounded_quotient`, as `_quotient_of` takes them: nothing is divided by the literal 1."""
+    x, divisor, inverse, low, high = quotient.args
+    is_one = isinstance(divisor, Const) and divisor.value == 1.0
+    return b.unify(*map(value_of, (x, low, high) if is_one else (x, low, high, divisor, inverse)))
+
+
+def _quotient_of(b: FunctionBuilder, clip: Callable[..., Value], x: Value, low: Value, high: Value, *divisor_and_inverse: Value) -> Value:
+    clipped = clip(b, x, low, high)
+    return emit_quotient(b, clipped, *divisor_and_inverse) if divisor_and_inverse else clipped
 
 
 def _bounded(b: FunctionBuilder, x: Value, low: Value, high: Value) -> Value:
     """Comparisons with NaN do not hold, so that it becomes `low`."""
-    above = b.select(b.compare("fcmp ogt", x, low), x, low)
-    return b.select(b.compare("fcmp olt", above, high), above, high)
+    return _at_most(b, b.select(b.compare("fcmp ogt", x, low), x, low), low, high)
+
+
+def _at_most(b: FunctionBuilder, x: Value, low: Value, high: Value) -> Value:
+    """The lesser of both, NaN if `x` is."""
+    return b.select(b.compare("fcmp olt", high, x), high, x)
 
 
 def rounded_quotient(expr: Cast) -> MathCall | None:
@@ -97,10 +112,7 @@ def rounded_quotient(expr: Cast) -> MathCall | None:
 
 def emit_rounded_quotient(b: FunctionBuilder, quotient: MathCall, value_of: Callable[[Expr], Value]) -> Value:
     """The i32 nearest to it."""
-    x, divisor, inverse, low, high = quotient.args
-    if isinstance(divisor, Const) and divisor.value == 1.0:
-        return _rounded(b, _bounded(b, *b.unify(value_of(x), value_of(low), value_of(high))))
-    return _rounded(b, emit_bounded_quotient(b, *b.unify(*map(value_of, (x, divisor, inverse, low, high)))))
+    return _rounded(b, _quotient_of(b, _bounded, *_operands(b, quotient, value_of)))
 
 
 def _quotient(b: FunctionBuilder, value: Value, divisor: float) -> Value:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tc.ir.clipped_round import as_clipped_round
+from tc.ir.clipped_round import ClippedRound, as_clipped_round
 from tc.ir.dtype import f32, i32
-from tc.ir.expr import Add, Cast, Const, Expr, Load, MathCall, Max, Min, Sub, call, cast, const
+from tc.ir.expr import Add, Cast, Const, Expr, Load, MathCall, Max, Min, Sub, call, cast, const, maximum, minimum
 from tc.ir.loop import PrimFunc
 from tc.ir.node import Node, cached_on_node, children, transform
 from tc.passes.manager import loop_pass
@@ -12,16 +12,19 @@ from tc.passes.manager import loop_pass
 
 @loop_pass
 def fake_quantize(func: PrimFunc) -> PrimFunc:
-    """Round and clip in f32 what would be an integer of 8 or 16 bits between two operations on f32.
+    """Round and clip in f32 what would be an integer of 8 or 16 bits between two operations on f32, and clip before a number is rounded.
 
         f32(u8(clip(round(x / 0.5) + 7, 0, 255))) - 7    =>    f32(i32(round(bounded_quotient(x, 0.5, 2, -3.5, 124))))
+        u8(clip(round(x) + 7, 0, 255))                   =>    u8(clip(round(bounded_quotient(x, 1, 1, -7, 248)) + 7, 0, 255))
 
     Every bit stays: zero points and steps are whole numbers that f32 holds, NaN is the least number before and after, and no zero is
-    negative, which a conversion to i32 sees to. Bounds are literals, or data, of a kernel: nothing of a zero point is left between.
+    negative, which a conversion to i32 sees to. Bounds are literals, or data, of a kernel (`share_kernels`).
     """
 
     def rewrite(node: Node) -> Node | None:
         match node:
+            case Cast(operand=Max() | Min()):
+                return _by_bounds(node)
             case Cast(operand=Cast(operand=Max() | Min()) as inner, dtype=dtype) if dtype is f32:
                 return _in_steps(inner)
             case Sub(lhs=lhs, rhs=less) if _is_steps(lhs):
@@ -39,25 +42,33 @@ def _rounds(node: Node) -> bool:
     return (isinstance(node, MathCall) and node.name == "round") or any(map(_rounds, children(node)))
 
 
+def _by_bounds(quantized: Cast) -> Expr | None:
+    """The same number by what it is clipped to before it is rounded, and its zero point: all are literals."""
+    found = as_clipped_round(quantized)
+    if found is None or found.low or found.is_bounded or isinstance(found.shift, Expr) or not found.shift:
+        return None
+    zero = const(float(found.shift), f32)
+    value = call("round", _bounded_quotient(found)) + zero
+    return cast(maximum(minimum(value, const(float(found.high), f32)), const(0.0, f32)), found.dtype)
+
+
 def _in_steps(quantized: Cast) -> Expr | None:
     """The number as f32: whole steps from the zero point, and that."""
     found = as_clipped_round(quantized)
     if found is None or found.low:  # NaN is another number
         return None
-    if found.is_bounded:
-        assert isinstance(found.shift, Expr), "as as_clipped_round finds it"
-        return _steps(found.value) + found.shift
-    shift = found.shift if isinstance(found.shift, Expr) else const(float(found.shift), f32)
+    steps = cast(cast(call("round", found.value if found.is_bounded else _bounded_quotient(found)), i32), f32)
+    return steps + found.shift if isinstance(found.shift, Expr) else steps
+
+
+def _bounded_quotient(found: ClippedRound) -> Expr:
     divisor = 1.0 if found.divisor is None else found.divisor
-    low, high = ((const(float(end), f32) - shift) * const(divisor, f32) for end in (found.low, found.high))
-    if isinstance(found.shift, int):
-        low, high = (const((end - found.shift) * divisor, f32) for end in (found.low, found.high))
-    steps = _steps(call("bounded_quotient", found.value, const(divisor, f32), const(1.0 / divisor, f32), low, high))
-    return steps if found.shift == 0 else steps + shift
-
-
-def _steps(quotient: Expr) -> Expr:
-    return cast(cast(call("round", quotient), i32), f32)
+    shift, ends = found.shift, (found.low, found.high)
+    if isinstance(shift, Expr):
+        low, high = ((const(float(end), f32) - shift) * const(divisor, f32) for end in ends)
+    else:
+        low, high = (const((end - shift) * divisor, f32) for end in ends)
+    return call("bounded_quotient", found.value, const(divisor, f32), const(1.0 / divisor, f32), low, high)
 
 
 def _is_steps(expr: Expr) -> bool:
