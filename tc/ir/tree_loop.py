@@ -85,15 +85,17 @@ def as_square(loop: For) -> tuple[For, Store] | None:
                 A[...] = x
 
     All of the square may be read before any of it is stored: x reads nothing of A, and each element is stored to a place that
-    depends on j. None for a loop that has to run as it is written.
+    depends on j. Or the rows are shorter than there are rows. None for a loop that has to run as it is written.
     """
     inner, count = loop.body, loop.extent
     if not loop.hints.transpose or loop.kind is not LoopKind.UNROLLED or not isinstance(inner, For):
         return None
-    if inner.kind is not LoopKind.VECTORIZED or inner.extent is not count or not isinstance(count, Const):
+    if inner.kind is not LoopKind.VECTORIZED or not isinstance(inner.extent, Const) or not isinstance(count, Const):
         return None
     store, size = inner.body, int(count.value)
-    if size < 2 or size & (size - 1) or not isinstance(store, Store) or not _mentions(store.indices, inner.var):
+    if size & (size - 1) or not 2 <= int(inner.extent.value) <= size:
+        return None
+    if not isinstance(store, Store) or not _mentions(store.indices, inner.var):
         return None
     if any(store.buffer in buffers_read(part) for part in (store.value, *store.indices)):
         return None

@@ -488,13 +488,15 @@ def _check_tree(place: Place) -> None:
 
 
 def _check_square(loop: For) -> None:
-    """The loop copies a square, element by element, from what it does not write."""
+    """The loop copies a square, or rows that are shorter than there are rows, element by element, from what it does not write."""
     name = loop.var.name
     match loop:
-        case For(kind=LoopKind.UNROLLED, body=For(kind=LoopKind.VECTORIZED) as inner) if inner.extent is loop.extent:
-            block = inner.body
+        case For(kind=LoopKind.UNROLLED, extent=Const(value=count), body=For(kind=LoopKind.VECTORIZED, extent=Const(value=size)) as inner):
+            block = inner.body if size <= count else None
         case _:
-            raise ScheduleError(f"annotate_loop: loop {name} is not unrolled around a vectorized loop of the same number of iterations")
+            block = None
+    if block is None:
+        raise ScheduleError(f"annotate_loop: loop {name} is not unrolled around a vectorized loop of as many iterations, or fewer")
     if not isinstance(block, Block) or not isinstance(block.body, Store) or block.init is not None:
         raise ScheduleError(f"annotate_loop: loop {name} is not around a block that stores one element")
     if block.body.buffer in buffers_read(block):

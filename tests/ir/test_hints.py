@@ -152,6 +152,31 @@ def square(X: f32[4, 4], Y: f32[4, 4]):
     np.testing.assert_array_equal(run(func, [x])[0], run_prim_func(func, [x])[0])
 
 
+@pytest.mark.parametrize("store", ["Y[i, j]", "Y[7 - i, j]", "Y[i, 2 - j]", "Z[j, i]"])
+def test_rows_may_be_shorter_than_there_are_rows(store: str) -> None:
+    """Side by side they are stored at once; in another order, or apart, row by row."""
+    func = parse_prim_func(
+        f"""
+@loops
+def rows(X: f32[3, 8], Y: f32[8, 3], Z: f32[3, 8]):
+    outputs(2)
+    for i in range(8):
+        for j in range(3):
+            Y[i, j] = 0.0
+            Z[j, i] = 0.0
+    for i in unrolled(8, transpose=1):
+        for j in vectorized(3):
+            {store} = X[j, i] + 1.0
+"""
+    )
+    loop = next(node for node in walk(func) if isinstance(node, For) and node.hints.transpose)
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)
+
+    assert as_square(loop) is not None
+    for found, expected in zip(run(func, [x]), run_prim_func(func, [x]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 TREES = {
     "sum": ("A[0] = A[0] + X[k]", True),
     "of itself": ("A[0] = A[0] + X[k] * A[0]", False),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tc
 from tc.interp import run_prim_func
-from tc.ir.dtype import f32
-from tc.ir.expr import FloorMod, Load, Max, Min, const
+from tc.ir.dtype import f32, from_numpy, i64, u8
+from tc.ir.expr import FloorMod, Load, Max, Min, Var, const
 from tc.ir.loop import For, LoopKind, PrimFunc
+from tc.ir.module import IRModule
 from tc.ir.node import walk
+from tc.ir.types import TensorType, tensor_type
 from tc.ir.uses import variables
+from tc.ops.build import GraphBuilder
 from tc.ops.registry import OPS
 from tc.passes.pipeline import finish_loops
 from tc.schedule.analysis import block_infos
@@ -119,3 +123,59 @@ def test_rows_of_a_resized_image_are_mixed_before_columns_are_looked_up_in_them(
     assert any(info.name == "resize2" for info in block_infos(scheduled)) is before
     found = run(finish_loops(scheduled), [x])[0]
     np.testing.assert_allclose(found, run_prim_func(func, [x])[0], rtol=1e-6, atol=1e-6)
+
+
+TARGETS = ["native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "c"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32, np.float64], ids=lambda dtype: np.dtype(dtype).name)
+def test_few_columns_are_exchanged_whatever_their_number(dtype: type, target: str, rng: np.random.Generator) -> None:
+    """Of an operand and of a result; rows that no vector divides, rows of a larger array, and too few for a vector."""
+    target_ = Target.of(target)
+    if target_.missing_here():
+        pytest.skip(f"this CPU lacks {', '.join(target_.missing_here())}")
+    for columns in (2, 3, *rng.choice(range(4, 17), 3, replace=False)):
+        rows = int(rng.integers(1, 200))
+        images = ((2, columns, 3, rows), (0, 2, 3, 1)), ((2, 3, rows, columns), (0, 3, 1, 2))
+        for shape, perm in (((columns, rows), (1, 0)), ((rows, columns), (1, 0)), *images):
+            x = rng.integers(0, 100, shape).astype(dtype)
+            b = GraphBuilder()
+            y = b.call("transpose", b.param("x", tensor_type(shape, from_numpy(x.dtype))), perm=perm)
+            compiled = tc.compile(IRModule((b.function("main", (y,)),)), target_, threads=1)
+
+            np.testing.assert_array_equal(np.asarray(compiled(x)), x.transpose(perm))
+
+
+@pytest.mark.parametrize("columns", [3, 4, 7])
+@pytest.mark.parametrize("perm", [(0, 2, 1), (1, 0, 2)])
+def test_few_columns_of_rows_that_are_known_later(columns: int, perm: tuple[int, ...], rng: np.random.Generator) -> None:
+    n, b = Var("n", i64), GraphBuilder()
+    forth = b.call("transpose", b.param("x", TensorType((const(2), const(columns), n), f32)), perm=(0, 2, 1))
+    compiled = tc.compile(IRModule((b.function("main", (forth, b.call("transpose", forth, perm=perm))),)), threads=1)
+    for rows in (1, 15, 16, 100, 0):
+        x = rng.standard_normal((2, columns, rows)).astype(np.float32)
+
+        for found, expected in zip(compiled(x), (x.transpose(0, 2, 1), x.transpose(0, 2, 1).transpose(perm)), strict=True):
+            np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.mark.parametrize(("shape", "perm"), [((3, 192), (1, 0)), ((192, 3), (1, 0)), ((12, 192), (1, 0)), ((192, 12), (1, 0))])
+def test_nothing_is_gathered_of_few_columns(shape: tuple[int, ...], perm: tuple[int, ...]) -> None:
+    b = GraphBuilder()
+    y = b.call("transpose", b.param("x", tensor_type(shape, f32)), perm=perm)
+
+    assembly = tc.lower(IRModule((b.function("main", (y,)),)), "asm", WIDE).as_text()
+
+    assert "gather" not in assembly and "scatter" not in assembly
+
+
+def test_channels_of_an_image_become_words_of_bytes() -> None:
+    """As the first layer of a quantized network wants them: three channels and a zero, quantized side by side."""
+    b = GraphBuilder()
+    blocks = b.call("block", b.param("x", tensor_type((1, 3, 20, 48), f32)), axis=1, block=4)
+    y = b.call("quantize_linear", blocks, b.const(np.float32(0.1)), b.const(np.uint8(7)), dtype=u8)
+
+    assembly = tc.lower(IRModule((b.function("main", (y,)),)), "asm", WIDE).as_text()
+
+    assert "gather" not in assembly

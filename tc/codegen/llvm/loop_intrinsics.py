@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value
 from tc.codegen.llvm.places import Lane, State
 from tc.codegen.llvm.scalars import emit_float_operation
+from tc.ir.arith import linear_coefficients
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Expr, Load
+from tc.ir.expr import Buffer, Expr, Load, Var, const, is_const
 from tc.ir.hints import NO_HINTS
 from tc.ir.loop import For, PrimFunc, Stmt, Store
 from tc.ir.node import walk
@@ -46,6 +47,8 @@ class StatementEmitter(Protocol):
     def store_scalar(self, store: Store, value: Value) -> Any: ...
 
     def store_value(self, store: Store, value: Value) -> Any: ...
+
+    def store_vector(self, operand: Load, value: Value) -> Any: ...
 
 
 def emit_loop_intrinsic(emitter: StatementEmitter, loop: For) -> bool:
@@ -106,23 +109,57 @@ def _half(b: FunctionBuilder, operation: type[Expr], vector: Value) -> Value:
 
 
 def _emit_square(emitter: StatementEmitter, loop: For) -> bool:
-    """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors."""
+    """A square copied with its axes exchanged: rows are read as vectors, transposed in registers, and stored as vectors. Of rows that are
+    shorter than there are rows, several are one vector."""
     square = as_square(loop)
     assert square is not None, "selected"
     if emitter.lane is not None:
         return False
     inner, store = square
-    count = int(loop.extent.value)  # type: ignore[attr-defined]
+    count, size = (int(each.extent.value) for each in (loop, inner))  # type: ignore[attr-defined]
     rows = []
-    for k in range(count):
+    for k in range(size):
         emitter.state.values[inner.var] = int_value(k)
         with emitter.lanes(loop, count):
             rows.append(emitter.b.splat(emitter.to_memory(emitter.value(store.value), store.buffer.dtype), count))
-    for k, column in enumerate(_exchanged(emitter.b, rows)):
+    if size < count:
+        together = _interleaved(emitter.b, rows)
+        if _is_dense(store, loop.var, inner.var, size):
+            emitter.state.values[loop.var] = emitter.state.values[inner.var] = int_value(0)
+            emitter.store_vector(Load(store.buffer, store.indices), together)
+            return True
+        columns = [emitter.b.shuffled(together, together, range(k * size, (k + 1) * size)) for k in range(count)]
+    else:
+        columns = _exchanged(emitter.b, rows)
+    for k, column in enumerate(columns):
         emitter.state.values[loop.var] = int_value(k)
-        with emitter.lanes(inner, count):
+        with emitter.lanes(inner, size):
             emitter.store_value(store, column)
     return True
+
+
+def _is_dense(store: Store, row: Var, place: Var, size: int) -> bool:
+    """Whether rows of `size` elements are stored one behind the other."""
+    if store.buffer.dtype.bits < 8 or len(store.indices) < 2 or not is_const(store.buffer.shape[-1], size):
+        return False
+    *before, at, last = store.indices
+    along = linear_coefficients(at, (row, place))
+    is_row = along is not None and place not in along[0] and is_const(along[0].get(row, const(0)), 1)
+    return last is place and is_row and not any(node in (row, place) for index in before for node in walk(index))
+
+
+def _interleaved(b: FunctionBuilder, rows: list[Value]) -> Value:
+    """The first element of each row, the second of each, and so on."""
+    if len(rows) == 1:
+        return rows[0]
+    count, size = rows[0].lanes, len(rows)
+    if size % 2 == 0:
+        low, high = _interleaved(b, rows[::2]), _interleaved(b, rows[1::2])
+        return b.shuffled(low, high, [lane // 2 + lane % 2 * low.lanes for lane in range(2 * low.lanes)])
+    most, last = _interleaved(b, rows[:-1]), rows[-1]
+    wide = b.shuffled(last, last, [min(lane, count - 1) for lane in range(most.lanes)])
+    order = [most.lanes + row if k == size - 1 else row * (size - 1) + k for row in range(count) for k in range(size)]
+    return b.shuffled(most, wide, order)
 
 
 def _exchanged(b: FunctionBuilder, rows: list[Value]) -> list[Value]:

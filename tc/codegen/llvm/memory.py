@@ -17,10 +17,13 @@ from tc.errors import CodegenError
 from tc.ir.arith import prove
 from tc.ir.byte_table import ENTRIES, PERMUTES_BYTES, place_in_table
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Const, Expr, Load, logical_and
+from tc.ir.expr import Buffer, Const, Expr, Load, is_const, logical_and
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
-from tc.target import MOST_SHUFFLED_STRIDE
+
+MOST_STRIDE, MOST_NARROW_STRIDE = 8, 16
+"""Up to so many elements from lane to lane, a vector is taken from vectors that lie side by side: those and a shuffle for each of them take
+less time than its lanes one by one. Of numbers below 32 bits, which no instruction gathers."""
 
 SLOW_GATHERS = "slow-gathers"
 """What a module has whose target loads the lanes of a vector faster one by one than by an instruction that gathers them."""
@@ -40,7 +43,9 @@ class MemoryEmitter(PlaceEmitter):
             return load_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
             stride = None if lane is None or varying is not None else lane.known
-            if stride is not None and 1 < stride <= MOST_SHUFFLED_STRIDE:
+            if stride is not None and 1 < stride <= MOST_NARROW_STRIDE and (place := self._place_in_row(node, stride)) is not None:
+                return self._from_memory(self._column(buffer, uniform, known - place, place, stride), buffer.dtype)
+            if stride is not None and 1 < stride <= (MOST_NARROW_STRIDE if buffer.dtype.bits < 32 else MOST_STRIDE):
                 return self._from_memory(self._strided_load(buffer, self.pointer_to(buffer, uniform, known), stride), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
         contiguous = lane is not None and lane.known == 1
@@ -230,6 +235,29 @@ class MemoryEmitter(PlaceEmitter):
             order = ", ".join(f"i32 {kept[lane]}" if lane in kept else "i32 poison" for lane in range(lanes))
             result = b.emit(f"shufflevector {result}, {part}, <{lanes} x i32> <{order}>", element, lanes)
             kept = {lane: lane for lane in kept}
+        return result
+
+    def _place_in_row(self, node: Load, size: int) -> int | None:
+        """Which of the `size` elements of a row each lane loads, if it is the same in all of them, and all of the rows are there."""
+        if self.mask is not None or not is_const(node.buffer.shape[-1], size) or node.buffer.scope == "register":
+            return None
+        return self.value(node.indices[-1]).known
+
+    def _column(self, buffer: Buffer, uniform: Value, known: int, place: int, size: int) -> Value:
+        """One element of each row of `size`, out of vectors that lie side by side from the first row on: even places and odd ones are taken
+        apart as long as there are as many, which is the same for several columns."""
+        assert self.lane is not None
+        lanes = self.lane.lanes
+        parts = [self.whole_load(buffer, self.pointer_to(buffer, uniform, known + k * lanes), lanes) for k in range(size)]
+        while size % 2 == 0:
+            chosen = range(place % 2, 2 * lanes, 2)
+            parts = [self.b.shuffled(low, high, chosen) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+            size, place = size // 2, place // 2
+        places = [divmod(size * lane + place, lanes) for lane in range(lanes)]  # the part that has the element, and where in it
+        result = parts[0]
+        for k in range(1, size):
+            order = [lanes + at if part == k else at if k == 1 and part == 0 else lane for lane, (part, at) in enumerate(places)]
+            result = self.b.shuffled(result, parts[k], order)
         return result
 
     def _prefetch_ahead(self, buffer: Buffer, terms: tuple[str, ...], uniform: Value, known: int) -> None:

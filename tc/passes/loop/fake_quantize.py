@@ -45,11 +45,19 @@ def _rounds(node: Node) -> bool:
 def _by_bounds(quantized: Cast) -> Expr | None:
     """The same number by what it is clipped to before it is rounded, and its zero point: all are literals."""
     found = as_clipped_round(quantized)
-    if found is None or found.low or found.is_bounded or isinstance(found.shift, Expr) or not found.shift:
+    if found is None or found.low or found.is_bounded or isinstance(found.shift, Expr) or not _is_shifted(quantized):
         return None
     zero = const(float(found.shift), f32)
     value = call("round", _bounded_quotient(found)) + zero
     return cast(maximum(minimum(value, const(float(found.high), f32)), const(0.0, f32)), found.dtype)
+
+
+def _is_shifted(quantized: Cast) -> bool:
+    """Whether a zero point is added, which may be 0: other layers have another there."""
+    match quantized.operand:
+        case Max(lhs=Min(lhs=Add())) | Min(lhs=Max(lhs=Add())):
+            return True
+    return False
 
 
 def _in_steps(quantized: Cast) -> Expr | None:

@@ -59,6 +59,9 @@ ROWS_ACROSS = 8
 ROW_VECTORS = 4
 """Vectors of a row that are taken without a loop: what is chosen by the place, as in a concatenation, is known in each of them."""
 
+MOST_COLUMNS = 15
+"""Of a result, which are interleaved in registers where an operand is read along its rows."""
+
 MOST_EXCHANGED = 8
 """Operands of an element, at most, where squares are exchanged in registers: each row of a square has code of its own for each of them."""
 
@@ -286,6 +289,10 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
         row = loops[place - (len(loops) < count)]
     *_, last = loops
     extents = extent_value(schedule, row), extent_value(schedule, last)
+    if extents[1] is not None and 1 < extents[1] <= min(MOST_COLUMNS, lanes - 1) and not block and loops[-2] == row:
+        return _schedule_columns(schedule, info, loops, lanes)
+    if extents[0] is not None and 1 < extents[0] <= min(MOST_COLUMNS, lanes) and not block and _lie_side_by_side(info, last):
+        return _schedule_short_rows(schedule, info, loops, row, lanes)
     if any(extent is not None and extent < lanes for extent in extents) or (block and block % lanes):
         return False
     in_order = not block and _is_better_in_order(info, last, target)
@@ -308,6 +315,54 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
         set_parallel(schedule, info.name, around, inside)
     else:
         set_parallel(schedule, info.name, [loop for loop in tiles if loop not in guarded][:1], inside)
+    return True
+
+
+def _schedule_columns(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
+    """The same where the result has few columns: a vector of each of them, interleaved in registers."""
+    *around, row, last = loops
+    extent = extent_value(schedule, row)
+    if (extent is not None and extent < lanes) or not schedule.choose(info.name, "squares", (False, True), True, ordered=False):
+        return False
+    rows, row = schedule.split(row, lanes)
+    schedule.vectorize(last)
+    schedule.unroll(row)
+    schedule.annotate_loop(row, "transpose", 1)
+    if extent is None or extent % lanes:
+        peel(schedule, rows)
+    inside = lanes * known_product(schedule, [last], 1)
+    set_parallel(schedule, info.name, around or [rows], (extent or USUAL_ROW) * known_product(schedule, [last], 1) if around else inside)
+    return True
+
+
+def _lie_side_by_side(info: BlockInfo, last: str) -> bool:
+    """Whether rows of the operands, one after the other, are those that the last loop goes through."""
+    values = {axis.var: axis.value for axis in info.block.axes}
+    for load in loads_of(info):
+        moving = [index for index, dim in zip(load.indices, load.buffer.shape, strict=True) if not is_const(dim, 1)]
+        if all(isinstance(index, Const) for index in moving):
+            continue
+        around = values.get(moving[-2]) if len(moving) > 1 and isinstance(moving[-2], Var) else None
+        if around is None or not any(isinstance(node, Var) and node.name == last for node in walk(around)):
+            return False
+    return True
+
+
+def _schedule_short_rows(schedule: Schedule, info: BlockInfo, loops: list[str], row: str, lanes: int) -> bool:
+    """Where an operand has few columns, each of which is a row of the result: a vector of each of them, out of rows side by side."""
+    last = loops[-1]
+    extent = extent_value(schedule, last)
+    if (extent is not None and extent < lanes) or not schedule.choose(info.name, "squares", (False, True), True, ordered=False):
+        return False
+    around = [loop for loop in loops if loop not in (row, last)]
+    vectors, inside = schedule.split(last, lanes)
+    schedule.reorder(*around, vectors, row, inside)
+    schedule.vectorize(inside)
+    schedule.unroll(row)
+    if extent is None or extent % lanes:
+        peel(schedule, vectors)
+    rows = known_product(schedule, [row], 1)
+    set_parallel(schedule, info.name, around or [vectors], rows * ((extent or USUAL_ROW) if around else lanes))
     return True
 
 
