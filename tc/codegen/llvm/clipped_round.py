@@ -10,6 +10,9 @@ from tc.ir.clipped_round import ClippedRound
 from tc.ir.dtype import i8, i32, int_range
 from tc.ir.expr import Cast, Const, Expr, MathCall
 
+WHOLE = 1.5 * 2.0**23
+"""The f32 halfway between two powers of 2 whose numbers are all integers: up to 2^22 from it they are as well, in order."""
+
 
 def emit_clipped_round(builder: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr], Value]) -> Value:
     """Clipped first, where bounds are whole numbers of steps, and then rounded; NaN gives 0."""
@@ -71,8 +74,8 @@ def _shifted(b: FunctionBuilder, found: ClippedRound, value_of: Callable[[Expr],
     value = _quotient_of(b, _bounded, *operands)
     if whole_shift is not None:
         whole = b.add(*b.unify(_rounded(b, value), whole_shift))
-    else:
-        whole = b.convert("fptosi", b.binary("fadd", *b.unify(b.intrinsic("roundeven", value), shift)), "i32")
+    else:  # a number so large has no bits for fractions: what is added to it is rounded, and its last bits are an integer
+        whole = b.convert("bitcast", b.binary("fadd", *b.unify(b.binary("fadd", value, b.float(WHOLE, value)), shift)), "i32")
     return b.convert("trunc", whole, llvm_type(found.dtype))
 
 
