@@ -186,22 +186,28 @@ def load(name: str, form: Form, rows: int, depth: int, columns: int, threads: in
 
 def measure(depth: int, columns: int, rows: Sequence[int], peers: Sequence[str], threads: int, plan: Plan) -> list[Row]:
     """All forms of one shape."""
-    found: list[Row] = []
     single: dict[tuple[str, str], float] = {}
-    for count in rows:
-        programs = {
-            (form.name, name): load(name, form, count, depth, columns, threads)
-            for form in FORMS
-            for name in ("tc", *peers)
-            if form.runs_on(name)
-        }
-        x = np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
-        steps = {"|".join(key): (lambda each=each, x=x: each(x)) for key, each in programs.items()}
-        timings = time_interleaved(steps, plan, clock=time.thread_time if threads == 1 else time.perf_counter)
-        for key, each in programs.items():
-            row = _row(timings, f"{depth}x{columns}", key, each.each, count, threads, single)
-            print(as_line(row), flush=True)
-            found.append(row)
+    return [row for count in rows for row in _measure_rows(depth, columns, count, peers, threads, plan, single)]
+
+
+def _measure_rows(
+    depth: int, columns: int, count: int, peers: Sequence[str], threads: int, plan: Plan, single: dict[tuple[str, str], float],
+) -> list[Row]:  # fmt: skip
+    """All forms with this number of rows; their weights, some 14 GB, are gone afterwards."""
+    programs = {
+        (form.name, name): load(name, form, count, depth, columns, threads)
+        for form in FORMS
+        for name in ("tc", *peers)
+        if form.runs_on(name)
+    }
+    x = np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
+    steps = {"|".join(key): (lambda each=each: each(x)) for key, each in programs.items()}
+    timings = time_interleaved(steps, plan, clock=time.thread_time if threads == 1 else time.perf_counter)
+    found = []
+    for key, each in programs.items():
+        row = _row(timings, f"{depth}x{columns}", key, each.each, count, threads, single)
+        print(as_line(row), flush=True)
+        found.append(row)
     return found
 
 
