@@ -70,6 +70,10 @@ def reduce_along(schedule: Schedule, name: str, anchor: str, target: Target, acc
     reduce_in_lanes(schedule, name, loops_inside(schedule, name, anchor), target, accumulators)
 
 
+LEAST_LANES = 2
+"""Of a vector that a short piece of a row makes by itself."""
+
+
 def reduce_in_lanes(
     schedule: Schedule,
     name: str,
@@ -99,6 +103,8 @@ def reduce_in_lanes(
     schedule.reorder(*(loop for loop in around if loop not in depth), *depth)
     depth = joined_terms(schedule, info, depth)
     extent = extent_value(schedule, depth[-1])
+    if extent is not None and LEAST_LANES <= extent < lanes <= terms and len(info.written_buffers) == 1:
+        lanes = extent  # short pieces of a row, apart from each other, are a vector each
     if terms < lanes or (extent is not None and extent < lanes):
         schedule.decompose_reduction(name, depth[0])
         return
