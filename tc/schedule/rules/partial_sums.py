@@ -296,11 +296,13 @@ def cut(schedule: Schedule, depth: list[str], spatial: list[str], terms: int, ch
 
 
 def reduce_in_columns(
-    schedule: Schedule, name: str, anchor: str, width: int, lanes: int, *, is_local: bool = True, is_short: bool = False
-) -> None:
+    schedule: Schedule, name: str, anchor: str, width: int, lanes: int, *, is_local: bool = True, is_short: bool = False,
+    is_row: bool = False,
+) -> None:  # fmt: skip
     """Vectors of results, for a block inside the loop `anchor`; a tree over parts of the terms where there are many.
 
-    `is_local`: the results are used inside the loop alone; `is_short`: the terms are few in any case.
+    `is_local`: the results are used inside the loop alone; `is_short`: the terms are few in any case; `is_row`: they lie side by side, so
+    that vectors of all of them come from the same memory.
     """
     info = block_info(schedule, name)
     inside = loops_inside(schedule, name, anchor)
@@ -310,7 +312,7 @@ def reduce_in_columns(
         if depth:
             schedule.decompose_reduction(name, depth[0])
         return
-    *others, lane = spatial
+    *others, lane = sorted(spatial, key=lambda loop: is_row and extent_value(schedule, loop) != 1)
     if depth:
         loops = schedule.loops_of(name)
         single = [loop for loop in loops[loops.index(anchor) + 1 :] if loop not in inside and len(depth) > 1]  # none between two of these
@@ -329,6 +331,8 @@ def reduce_in_columns(
         schedule.vectorize(lane)
     else:
         vectorize_loop(schedule, lane, lanes)
+    if is_row and depth:
+        schedule.unroll(depth[-1])
     if depth:
         schedule.decompose_reduction(name, depth[0])
 

@@ -335,10 +335,11 @@ class _Version:
         lanes = lanes_for(block_info(schedule, final), self.target)
         loops = list(schedule.loops_of(final))
         reductions = [info for info in self.infos() if info.reduction_axes and info.name != final]
-        if not any(map(keeps_last_axis, reductions)):  # then lanes belong to the reduction
+        are_short = self._are_short_rows(reductions)
+        if not any(map(keeps_last_axis, reductions)) and not are_short:  # then lanes belong to the reduction
             return None
         extent = extent_value(schedule, loops[-1])
-        found = _split_columns(schedule, final, loops[-1], lanes)
+        found = _split_columns(schedule, final, loops[-1], lanes, 1 if are_short else ACCUMULATORS)
         if found is None:
             return None
         columns, width = found
@@ -356,8 +357,21 @@ class _Version:
         vectorize_tile(schedule, columns.inside, lanes)
         for each in self.infos():
             if each.name != final and anchor in schedule.loops_of(each.name):
-                reduce_in_columns(schedule, each.name, anchor, width, lanes, is_short=self.is_short)
+                reduce_in_columns(schedule, each.name, anchor, width, lanes, is_short=self.is_short, is_row=are_short)
         return "column reduction"
+
+    def _are_short_rows(self, reductions: Sequence[BlockInfo]) -> bool:
+        """Whether rows, which lie side by side, have so few terms that lanes had better be rows, as much is computed of each term."""
+        if not any(map(_is_heavy, reductions)):
+            return False
+        for info in reductions:
+            terms = [axis for axis in info.block.axes if axis.var in info.reduction_axes]
+            if len(terms) != 1 or not isinstance(terms[0].extent, Const) or not 1 < terms[0].extent.value <= MOST_SHORT_STEPS:
+                return False
+            for load in loads_of(info):
+                if terms[0].var in variables(load) and (load.indices[-1] is not terms[0].var or load.buffer.shape[-1] != terms[0].extent):
+                    return False
+        return True
 
     def _has_short_columns(self, loops: list[str]) -> bool:
         """Whether the last axis of the result is shorter than a vector, and the one before it is not reduced either: the one reduction, of
