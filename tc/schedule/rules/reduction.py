@@ -65,6 +65,9 @@ SHORT_SEARCH = 64
 """Terms of a search up to which its lanes are neighbouring rows; twice as many where their number is symbolic, as then there are more
 partial results to search."""
 
+MOST_TIMES = 2
+"""That what takes long is computed of each term of a short row."""
+
 MOST_SHORT_STEPS = 16
 """Terms that may be added one after the other where lanes belong to neighbouring results."""
 
@@ -184,6 +187,10 @@ class _Version:
                 return columns_rule
         if not rows or loops[: len(rows)] != rows:
             return self._apart()
+        if len(loops) == len(rows) + 1 and self._are_short_rows([info for info in self.infos() if info.reduction_axes]):
+            made = schedule.attempt(partial(self._short_rows, final.name))
+            if made is not None:
+                return made
         return self._rows(final.name, len(rows))
 
     # -- few results of many terms
@@ -362,7 +369,7 @@ class _Version:
 
     def _are_short_rows(self, reductions: Sequence[BlockInfo]) -> bool:
         """Whether rows, which lie side by side, have so few terms that lanes had better be rows, as much is computed of each term."""
-        if not any(map(_is_heavy, reductions)):
+        if not any(map(_is_heavy, self.infos())):
             return False
         for info in reductions:
             terms = [axis for axis in info.block.axes if axis.var in info.reduction_axes]
@@ -388,6 +395,41 @@ class _Version:
         others = [info for info in self.infos() if info is not reduction]
         is_read_again = any({load.buffer for load in loads_of(info)} & {load.buffer for load in loads_of(reduction)} for info in others)
         return extent is not None and extent < lanes_for(reduction, self.target) and keeps_last_axis(reduction) and not is_read_again
+
+    def _short_rows(self, final: str) -> str | None:
+        """A vector of neighbouring rows at a time, whose terms are exchanged in registers when they are read and when they are stored."""
+        schedule = self.schedule
+        stages = [info for info in self.infos() if info.is_spatial and info.name != final]
+        for info in stages:  # the exponential of a term is summed and divided: twice is less than storing it for lanes that are rows
+            readers = list(consumers(self.infos(), info.writes[0].buffer))
+            if is_large(info.writes[0].value) or (_is_heavy(info) and len(readers) > MOST_TIMES):
+                return None
+        for info in stages:
+            schedule.compute_inline(info.name)
+        lanes = lanes_for(block_info(schedule, final), self.target)
+        *rows, last = schedule.loops_of(final)
+        *lead, row = _all_joined(schedule, final, rows, lanes)
+        extent = extent_value(schedule, row)
+        found = None if extent is not None and extent < lanes else _split_columns(schedule, final, row, lanes, 1)
+        if found is None:
+            return None
+        columns, width = found
+        is_shared = columns.is_whole or not lead
+        outer = [*lead, *([columns.around] if is_shared else [])]
+        terms = 16 * self._most_terms()
+        fused = set_parallel(schedule, final, outer, width * terms * (1 if is_shared else max((extent or 64) // width, 1)))
+        anchor = fused if is_shared else columns.around
+        if anchor is None:
+            return None
+        for name in [info.name for info in reversed(self.infos()) if info.name != final]:
+            schedule.compute_at(name, anchor)
+        schedule.vectorize(last)
+        schedule.unroll(columns.inside)
+        schedule.annotate_loop(columns.inside, "transpose", 1)
+        for info in self.infos():
+            if info.reduction_axes:
+                reduce_in_columns(schedule, info.name, anchor, width, lanes, is_row=True)
+        return "row reduction"
 
     # -- stages that stand alone
 

@@ -1,0 +1,75 @@
+"""Rows of a few terms, of each of which much is computed: a vector is of neighbouring rows, exchanged when read and when stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import tc
+from tc.target import Target
+from tests.frontend.models import make_model, node
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    shares = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(shares / shares.sum(-1, keepdims=True))
+
+
+def log_sum_exp(x: np.ndarray) -> np.ndarray:
+    top = x.max(-1, keepdims=True)
+    return np.asarray(np.log(np.exp(x - top).sum(-1, keepdims=True)) + top)
+
+
+EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Softmax": softmax,
+    "LogSoftmax": lambda x: x - log_sum_exp(x),
+    "ReduceLogSumExp": log_sum_exp,
+}
+
+
+def model_of(op: str, shape: list[int | str], dtype: type = np.float32) -> object:
+    if op.startswith("Reduce"):
+        return make_model([node(op, "x axes", "y")], {"x": (dtype, shape)}, ["y"], {"axes": np.array([-1])}, opset=18)
+    return make_model([node(op, "x", "y", axis=-1)], {"x": (dtype, shape)}, ["y"], opset=18)
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "c"])
+@pytest.mark.parametrize("op", EXACT)
+def test_short_rows_are_those_of_float64(op: str, target: str, rng: np.random.Generator) -> None:
+    chosen = Target.of(target)
+    if chosen.missing_here():
+        pytest.skip(f"this CPU lacks {', '.join(chosen.missing_here())}")
+    for dtype, error in ((np.float32, 2e-6), (np.float64, 1e-14)):
+        for terms in (1, 2, 3, *(int(size) for size in rng.integers(4, 19, 2))):
+            shape = (3, int(rng.integers(1, 60)), terms)
+            x = (rng.standard_normal(shape) * 5).astype(dtype)
+            compiled = tc.compile(model_of(op, ["n", "m", terms], dtype), chosen, threads=2)
+
+            for some in (x, x[:1, :1], x[:, :0], np.repeat(x, 7, axis=1)):
+                np.testing.assert_allclose(compiled(some), EXACT[op](some.astype(np.float64)), rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("op", EXACT)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_is_no_number_stays_in_its_row(op: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((40, 5)).astype(np.float32)
+    x[3, 1], x[17, 0], x[18] = np.nan, np.inf, -np.inf
+    found = np.asarray(tc.compile(model_of(op, [40, 5]), threads=1)(x))
+
+    others = [row for row in range(40) if row not in (3, 17, 18)]
+    np.testing.assert_allclose(found[others], EXACT[op](x[others].astype(np.float64)), rtol=2e-6, atol=2e-6)
+    assert np.isnan(found[3]).all()
+    if op == "ReduceLogSumExp":
+        assert found[17] == np.inf and found[18] == -np.inf
+    else:
+        assert np.isnan(found[18]).all() and np.isnan(found[17, 0])
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize(("terms", "is_exchanged"), [(2, True), (16, True), (17, False)])
+def test_lanes_are_rows_up_to_a_vector_of_terms(op: str, terms: int, is_exchanged: bool) -> None:
+    text = tc.lower(model_of(op, [500, terms]), "scheduled", "x86-64-v4").as_text()
+
+    assert ("transpose=1" in text) == is_exchanged
