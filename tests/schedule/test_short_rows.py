@@ -73,3 +73,21 @@ def test_lanes_are_rows_up_to_a_vector_of_terms(op: str, terms: int, is_exchange
     text = tc.lower(model_of(op, [500, terms]), "scheduled", "x86-64-v4").as_text()
 
     assert ("transpose=1" in text) == is_exchanged
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v3", "x86-64-v4", "x86-64-v4:machine=znver4"])
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_the_place_of_an_extreme_in_a_short_row(op: str, target: str, rng: np.random.Generator) -> None:
+    """The first of equal ones, or the last; in lanes that are rows, and in lanes of a row."""
+    chosen = Target.of(target)
+    if chosen.missing_here():
+        pytest.skip(f"this CPU lacks {', '.join(chosen.missing_here())}")
+    for terms in (1, 2, 5, 16, *(int(size) for size in rng.integers(17, 70, 2))):
+        for last in (0, 1):
+            x = rng.integers(0, 5, (int(rng.integers(1, 80)), terms)).astype(np.float32)
+            model = make_model([node(op, "x", "y", axis=1, keepdims=0, select_last_index=last)], {"x": (np.float32, ["n", terms])}, ["y"])
+            found = tc.compile(model, chosen, threads=1)(x)
+
+            signed = x if op == "ArgMax" else -x
+            expected = terms - 1 - signed[:, ::-1].argmax(1) if last else signed.argmax(1)
+            np.testing.assert_array_equal(found, expected)

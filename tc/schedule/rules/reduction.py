@@ -45,6 +45,7 @@ from tc.schedule.rules.spatial import dense_joined, is_dense_over, joined, sched
 from tc.schedule.rules.tile import Cut, cut_and_peel, is_moved, split_off, vectorize_loop, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
+from tc.target.machine import machine_of
 
 PART_TERMS = 16384
 """Terms of one part where few long rows are summed on all cores: as much as one parallel task should touch."""
@@ -64,6 +65,13 @@ MANY = 1 << 20
 SHORT_SEARCH = 64
 """Terms of a search up to which its lanes are neighbouring rows; twice as many where their number is symbolic, as then there are more
 partial results to search."""
+
+SEARCH_CYCLES, TERM_CYCLES = 17, 0.44
+"""What a row takes whose terms are lanes, and each of them: fewer terms make lanes that are rows faster, a gather for each term. Measured
+with vectors of 512 bits."""
+
+LEAST_SEARCHED = 20
+"""Of a row whose terms are lanes: fewer are no whole vectors."""
 
 MOST_TIMES = 2
 """That what takes long is computed of each term of a short row."""
@@ -142,7 +150,7 @@ def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> 
     if keeps_last_axis(first):
         terms = MOST_SHORT_STEPS
     elif _is_search(first):
-        terms = 2 * SHORT_SEARCH
+        terms = 2 * _most_searched(target)
     *pieces, row = joined_terms(schedule, first, depth)
     if pieces:
         return set()
@@ -368,17 +376,8 @@ class _Version:
         return "column reduction"
 
     def _are_short_rows(self, reductions: Sequence[BlockInfo]) -> bool:
-        """Whether rows, which lie side by side, have so few terms that lanes had better be rows, as much is computed of each term."""
-        if not any(map(_is_heavy, self.infos())):
-            return False
-        for info in reductions:
-            terms = [axis for axis in info.block.axes if axis.var in info.reduction_axes]
-            if len(terms) != 1 or not isinstance(terms[0].extent, Const) or not 1 < terms[0].extent.value <= MOST_SHORT_STEPS:
-                return False
-            for load in loads_of(info):
-                if terms[0].var in variables(load) and (load.indices[-1] is not terms[0].var or load.buffer.shape[-1] != terms[0].extent):
-                    return False
-        return True
+        """Whether rows have so few terms that lanes had better be rows, as much is computed of each term."""
+        return any(map(_is_heavy, self.infos())) and all(map(_is_of_short_rows, reductions))
 
     def _has_short_columns(self, loops: list[str]) -> bool:
         """Whether the last axis of the result is shorter than a vector, and the one before it is not reduced either: the one reduction, of
@@ -458,7 +457,7 @@ class _Version:
             schedule_block(schedule, name, target)
             return
         lanes = lanes_for(info, target)
-        is_short_search = _is_search(info) and (self.is_short or _is_short(info))
+        is_short_search = _is_search(info) and (self.is_short or _is_short(info, target))
         found = None
         if spatial and (is_short_search or keeps_last_axis(info)):
             spatial = _all_joined(schedule, name, spatial, lanes)
@@ -468,7 +467,8 @@ class _Version:
             schedule.reorder(*outer, columns.around, *depth, columns.inside)
             whole = [*outer, *([columns.around] if columns.is_whole or not outer else [])]  # one loop alone may be cut short
             set_parallel(schedule, name, whole, known_product(schedule, depth, 64) * width)
-            reduce_in_columns(schedule, name, columns.around, width, lanes, is_local=False, is_short=self.is_short)
+            is_row = is_short_search and _is_of_short_rows(info)
+            reduce_in_columns(schedule, name, columns.around, width, lanes, is_local=False, is_short=self.is_short, is_row=is_row)
             return
         if spatial and loops[: len(spatial)] != spatial:
             schedule.reorder(*spatial, *depth)
@@ -507,10 +507,28 @@ def _is_search(info: BlockInfo) -> bool:
     return bool(info.reduction_axes) and len(info.written_buffers) > 1
 
 
-def _is_short(info: BlockInfo) -> bool:
+def _is_of_short_rows(info: BlockInfo) -> bool:
+    """Whether the terms of a reduction are rows of a few elements that lie side by side."""
+    terms = [axis for axis in info.block.axes if axis.var in info.reduction_axes]
+    if len(terms) != 1 or not isinstance(terms[0].extent, Const) or not 1 < terms[0].extent.value <= MOST_SHORT_STEPS:
+        return False
+    (term,) = terms
+    moving = [load for load in loads_of(info) if term.var in variables(load)]
+    return all(load.indices[-1] is term.var and load.buffer.shape[-1] == term.extent for load in moving)
+
+
+def _is_short(info: BlockInfo, target: Target) -> bool:
     """Whether a search has few terms, a known number."""
     terms = [axis.extent for axis in info.block.axes if axis.var in info.reduction_axes]
-    return prod(int(e.value) if isinstance(e, Const) else SHORT_SEARCH + 1 for e in terms) <= SHORT_SEARCH
+    return all(isinstance(e, Const) for e in terms) and prod(int(e.value) for e in terms if isinstance(e, Const)) <= _most_searched(target)
+
+
+def _most_searched(target: Target) -> int:
+    """Terms up to which lanes of a search are rows."""
+    gather = machine_of(target).gather_cycles_per_lane - TERM_CYCLES
+    if target.vector_bits < 512 or gather * SHORT_SEARCH < SEARCH_CYCLES:
+        return SHORT_SEARCH
+    return max(int(SEARCH_CYCLES / gather), LEAST_SEARCHED)
 
 
 def keeps_last_axis(info: BlockInfo) -> bool:
