@@ -181,7 +181,7 @@ def test_threads_never_share_a_block() -> None:
         thread.join()
 
     assert not wrong
-    assert module._results.idle_bytes() <= len(module._frames) * ONE.nbytes * 9 // 8
+    assert module._results.idle_bytes() <= 2 * len(module._frames) * ONE.nbytes * 9 // 8  # each caller holds two results at once
 
 
 def test_what_many_threads_needed_is_given_back_when_one_goes_on() -> None:

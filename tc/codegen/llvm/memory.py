@@ -20,10 +20,11 @@ from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Const, Expr, Load, is_const, logical_and
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
+from tc.target import MOST_SHUFFLED_STRIDE
 
 MOST_STRIDE, MOST_NARROW_STRIDE = 8, 16
 """Up to so many elements from lane to lane, a vector is taken from vectors that lie side by side: those and a shuffle for each of them take
-less time than its lanes one by one. Of numbers below 32 bits, which no instruction gathers."""
+less time than its lanes one by one. Of numbers below 32 bits, which no instruction gathers; of others under a mask as of windows."""
 
 SLOW_GATHERS = "slow-gathers"
 """What a module has whose target loads the lanes of a vector faster one by one than by an instruction that gathers them."""
@@ -45,7 +46,8 @@ class MemoryEmitter(PlaceEmitter):
             stride = None if lane is None or varying is not None else lane.known
             if stride is not None and 1 < stride <= MOST_NARROW_STRIDE and (place := self._place_in_row(node, stride)) is not None:
                 return self._from_memory(self._column(buffer, uniform, known - place, place, stride), buffer.dtype)
-            if stride is not None and 1 < stride <= (MOST_NARROW_STRIDE if buffer.dtype.bits < 32 else MOST_STRIDE):
+            most = MOST_NARROW_STRIDE if buffer.dtype.bits < 32 else MOST_STRIDE if self.mask is None else MOST_SHUFFLED_STRIDE
+            if stride is not None and 1 < stride <= most:
                 return self._from_memory(self._strided_load(buffer, self.pointer_to(buffer, uniform, known), stride), buffer.dtype)
             return self._from_memory(self._gather(buffer, uniform, known, lane, varying), buffer.dtype)
         contiguous = lane is not None and lane.known == 1
