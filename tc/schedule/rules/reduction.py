@@ -508,7 +508,11 @@ def _is_search(info: BlockInfo) -> bool:
 
 
 def _is_of_short_rows(info: BlockInfo) -> bool:
-    """Whether the terms of a reduction are rows of a few elements that lie side by side."""
+    """Whether the terms of a reduction are rows of a few elements that lie side by side; not of a batch of any size, which is small as a
+    rule: code for many rows takes longer to compile."""
+    rows = [axis.extent for axis in info.block.axes if axis.var in info.spatial_axes and not is_const(axis.extent, 1)]
+    if len(rows) == 1 and not isinstance(rows[0], Const):
+        return False
     terms = [axis for axis in info.block.axes if axis.var in info.reduction_axes]
     if len(terms) != 1 or not isinstance(terms[0].extent, Const) or not 1 < terms[0].extent.value <= MOST_SHORT_STEPS:
         return False
