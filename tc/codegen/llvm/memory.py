@@ -44,8 +44,8 @@ class MemoryEmitter(PlaceEmitter):
             return load_packed(self, buffer, PackedPlace(uniform, known, lane, varying, self._is_whole(buffer, node.indices)))
         if varying is not None or (lane is not None and lane.known not in (0, 1)):
             stride = None if lane is None or varying is not None else lane.known
-            if stride is not None and 1 < stride <= MOST_NARROW_STRIDE and (place := self._place_in_row(node, stride)) is not None:
-                return self._from_memory(self._column(buffer, uniform, known - place, place, stride), buffer.dtype)
+            if stride is not None and 1 < stride <= MOST_NARROW_STRIDE and (column := self._place_in_row(node, stride)) is not None:
+                return self._from_memory(self._column(buffer, uniform, known - column, column, stride), buffer.dtype)
             most = MOST_NARROW_STRIDE if buffer.dtype.bits < 32 else MOST_STRIDE if self.mask is None else MOST_SHUFFLED_STRIDE
             if stride is not None and 1 < stride <= most:
                 return self._from_memory(self._strided_load(buffer, self.pointer_to(buffer, uniform, known), stride), buffer.dtype)
