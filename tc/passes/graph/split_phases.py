@@ -105,8 +105,6 @@ def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
     )
 
 
-
-
 def _can_split(m: Match) -> bool:
     w = m.type_of("w")
     return w.dtype.is_float and all(isinstance(dim, Const) and dim.value > 0 for dim in w.shape) and m.type_of("x").rank > 2

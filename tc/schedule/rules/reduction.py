@@ -360,11 +360,7 @@ class _Version:
         columns, width = found
         lead = [loop for loop in loops[:-1] if loop not in others]
         schedule.reorder(*lead, columns.around, *others, columns.inside)
-        is_shared = columns.is_whole or not lead  # one loop alone may be cut short
-        outer = [*lead, *([columns.around] if is_shared else [])]
-        terms = max(256 if self._is_uneven() else 16, self._most_terms())
-        fused = set_parallel(schedule, final, outer, width * terms * (1 if is_shared else max((extent or 64) // width, 1)))
-        anchor = fused if is_shared else columns.around
+        anchor = self._shared(final, lead, found, extent, max(256 if self._is_uneven() else 16, self._most_terms()))
         if anchor is None:
             return None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:
@@ -374,6 +370,14 @@ class _Version:
             if each.name != final and anchor in schedule.loops_of(each.name):
                 reduce_in_columns(schedule, each.name, anchor, width, lanes, is_short=self.is_short, is_row=are_short)
         return "column reduction"
+
+    def _shared(self, final: str, lead: list[str], found: tuple[Cut, int], extent: int | None, terms: int) -> str | None:
+        """Have threads share the tiles that a loop of so many results was cut into; the loop in which a tile is computed."""
+        columns, width = found
+        is_shared = columns.is_whole or not lead  # one loop alone may be cut short
+        outer = [*lead, *([columns.around] if is_shared else [])]
+        fused = set_parallel(self.schedule, final, outer, width * terms * (1 if is_shared else max((extent or 64) // width, 1)))
+        return fused if is_shared else columns.around
 
     def _are_short_rows(self, reductions: Sequence[BlockInfo]) -> bool:
         """Whether rows have so few terms that lanes had better be rows, as much is computed of each term."""
@@ -413,11 +417,7 @@ class _Version:
         if found is None:
             return None
         columns, width = found
-        is_shared = columns.is_whole or not lead
-        outer = [*lead, *([columns.around] if is_shared else [])]
-        terms = 16 * self._most_terms()
-        fused = set_parallel(schedule, final, outer, width * terms * (1 if is_shared else max((extent or 64) // width, 1)))
-        anchor = fused if is_shared else columns.around
+        anchor = self._shared(final, lead, found, extent, 16 * self._most_terms())
         if anchor is None:
             return None
         for name in [info.name for info in reversed(self.infos()) if info.name != final]:
