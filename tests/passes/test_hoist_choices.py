@@ -39,3 +39,18 @@ def test_what_works_in_place_still_does() -> None:
     text = tc.lower(model, "final", target="x86-64-v3").as_text()
 
     assert "in_place=(0,)" in text and text.count("trilu[") == 3
+
+
+@pytest.mark.parametrize("width", [1, 7, 63, 98])
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+def test_rows_that_data_place_are_written_there_alone(mode: str, width: int, rng: np.random.Generator) -> None:
+    inputs = {"past": (np.float32, ["b", 2, 9, width]), "new": (np.float32, ["b", 2, 3, width]), "at": (np.int64, ["b"])}
+    compiled = tc.compile(make_model([node("TensorScatter", "past new at", "y", mode=mode)], inputs, ["y"], opset=24), threads=2)
+
+    for at in ([0], [6, 3, 0, 1], [5, 6], []) if mode == "linear" else ([8, 7], [0, 6, 5]):
+        past, new = (rng.standard_normal((len(at), 2, count, width)).astype(np.float32) for count in (9, 3))
+        expected = past.copy()
+        for b, first in enumerate(at):
+            expected[b][:, np.arange(first, first + 3) % 9] = new[b]
+
+        np.testing.assert_array_equal(compiled(past, new, np.array(at, np.int64)), expected, err_msg=str(at))

@@ -85,8 +85,15 @@ def _asked(loop: For, facts: Facts, most: int) -> Stmt | None:
             continue
         always, never = found
         held, other = (fresh_binders(_decided(loop.body, part, holds)) for holds in (True, False))
-        return replace(loop, body=If(always, held, If(never, other, loop.body)))
+        held, other = (_body_asked(replace(loop, body=each), facts, most - 1) for each in (held, other))
+        return replace(loop, body=If(always, held, other if never is None else If(never, other, loop.body)))
     return None
+
+
+def _body_asked(loop: For, facts: Facts, most: int) -> Stmt:
+    """The loop's body with what can be asked for in it; conditions that stand around the loop stay there."""
+    asked = _asked(loop, facts, most)
+    return asked.body if isinstance(asked, For) else loop.body
 
 
 def _decided(stmt: NodeT, known: Expr, holds: bool) -> NodeT:
@@ -102,8 +109,9 @@ def _decided(stmt: NodeT, known: Expr, holds: bool) -> NodeT:
     return transform(stmt, rewrite)
 
 
-def _bounds(part: Expr, var: Var, inner: dict[Var, Expr], facts: Facts) -> tuple[Expr, Expr] | None:
-    """Conditions under which `part` holds for all iterations of the loops inside, and for none of them."""
+def _bounds(part: Expr, var: Var, inner: dict[Var, Expr], facts: Facts) -> tuple[Expr, Expr | None] | None:
+    """Conditions under which `part` holds for all iterations of the loops inside, and for none of them: None where these do not count, so
+    that it is the other one's opposite."""
     if not isinstance(part, (Lt, Le)) or part.lhs.dtype != i64 or not all(isinstance(extent, Const) for extent in inner.values()):
         return None
     form = linear_coefficients(simplify(slack_of(part)), [var, *inner])
@@ -122,7 +130,7 @@ def _bounds(part: Expr, var: Var, inner: dict[Var, Expr], facts: Facts) -> tuple
             least = least + coefficient * (inner[each] - 1)
         else:
             most = most + coefficient * (inner[each] - 1)
-    return simplify(const(0) <= least), simplify(most < 0)
+    return simplify(const(0) <= least), None if most is least else simplify(most < 0)
 
 
 def _reads(expr: Expr) -> list[Load]:
