@@ -63,7 +63,7 @@ from tc.runtime.frame_layout import (
     FrameLayout,
     frame_layout,
 )
-from tc.runtime.short_call import short_call
+from tc.runtime.short_call import DECLARED, short_call
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profil
     emitter.emit_prepare(f"{symbol}_prepare")
     emitter.emit_run(f"{symbol}_run")
     if not calls:
+        for declared in DECLARED:
+            emitter.module.declare(*declared)
         emitter.module.definitions.append(short_call(plan, emitter.layout, symbol))
     return EntrySource(
         str(emitter.module), tuple(emitter.checks), tuple(emitter.callbacks), emitter.layout, tuple(emitter.timed), emitter.reports,

@@ -38,7 +38,7 @@ from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, aligned_empty, data_ad
 from tc.runtime.pool import get_pool
 from tc.runtime.report import tensor_info
 from tc.runtime.results import LEAST_LENT_BYTES, ResultPool
-from tc.runtime.short_call import MISFIT, find_types
+from tc.runtime.short_call import MISFIT, find_types, found_places
 
 _Wanted = tuple[tuple[int, ...], Any]
 """Of a result: shape and dtype."""
@@ -91,7 +91,7 @@ class NativeProgram:
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
         self._prepare = kind(library.address(f"{symbol}_prepare"))
         self._run = kind(library.address(f"{symbol}_run"))
-        self._enter: Callable[[int, tuple[Any, ...], tuple[Any, ...]], int] | None = None
+        self._enter: Callable[[int, tuple[Any, ...], tuple[Any, ...], list[Any]], int] | None = None
         self._native_callback = _CALLBACK(_weakly(weakref.WeakMethod(self._call_out))) if entry.calls else None
         self._lock = threading.Lock()
         self._idle: list[Frame] = []
@@ -100,7 +100,8 @@ class NativeProgram:
         self._note_types()
         self._types = None
         if self._takes_host_addresses and not self._shares_bytes:
-            self._types = find_types([*self._dtypes, *(dtype for _, _, dtype, _ in self._known_out)])
+            ports = [*self._dtypes, *(dtype for _, _, dtype, _ in self._known_out)]
+            self._types = find_types(ports, [place.dtype.numpy for place in self._found_out])
         if self._types is not None:
             self._enter = _SHORT_CALL(library.address(f"{symbol}_call"))
         if threads > 1:
@@ -131,12 +132,8 @@ class NativeProgram:
             if not dynamic
         ]
         self._dynamic_words = [layout.dynamic + 2 * k for k in range(plan.num_dynamic)]
-        blocks = [slot.index if slot.place is SlotPlace.DYNAMIC else -1 for slot in plan.output_slots]
-        self._found_out = [
-            (k, word, layout.dynamic + 2 * blocks[k] if blocks.count(blocks[k]) == 1 else -1, from_numpy(dtype), dtype, rank)
-            for k, (word, (dtype, rank)) in enumerate(zip(layout.outputs, self._out_types, strict=True))
-            if self._dynamic_out[k]
-        ]
+        self._found_out = found_places(plan, layout)
+        self._are_all_found = len(self._found_out) == len(plan.outputs)
         self._fixed_in = all(s is not None for s in self._static_in)
         fresh = [(s, d, math.prod(s) * d.itemsize) for s, (d, _) in zip(self._static_out, self._out_types) if s is not None]
         self._are_small = self._is_static and all(size < LEAST_LENT_BYTES for _, _, size in fresh)
@@ -211,15 +208,13 @@ class NativeProgram:
                 results = tuple([make(shape, dtype) for make, shape, dtype in self._result_makers])
             else:
                 results = tuple(self._results.arrays(frame.wanted, len(self._frames))) if frame.wanted else ()
-            status: int = self._enter(frame.address, args, results)  # type: ignore[misc]
+            found: list[Any] = [None] * len(self._found_out)
+            status: int = self._enter(frame.address, args, results, found)  # type: ignore[misc]
             if status == MISFIT:
                 return None
             if status:
                 self._fail(status, frame)
-            if self._found_out:
-                results = self._in_order(results)
-                self._take_dynamic(frame, results)
-            return tuple(results)
+            return self._with_found(frame, results, found) if found else tuple(results)
         finally:
             if self._dynamic_words:
                 self._free_dynamic(frame)
@@ -480,20 +475,38 @@ class NativeProgram:
         finally:
             self._free_dynamic(frame)
 
+    def _with_found(self, frame: Frame, fixed: Sequence[Any], found: list[Any]) -> Sequence[Any]:
+        """All results, of which those of known size are given, and of the others those that the program has made."""
+        for made in found if self._are_all_found else (None,):
+            if made is None:
+                break
+        else:
+            return tuple(found)
+        results = self._in_order(fixed)
+        for place, made in zip(self._found_out, found, strict=True):
+            results[place.number] = made
+        self._take_dynamic(frame, results)
+        return tuple(results)
+
     def _take_dynamic(self, frame: Frame, results: list[Any]) -> None:
-        """Make results of dynamic blocks: large ones are the memory of a block that is no other result's, others are copies."""
+        """Make what results of dynamic blocks are not made: large ones are the memory of a block that is no other result's, others are
+        copies."""
         words, is_here = frame.words, frame.memory is HOST_MEMORY
-        for k, word, block, dtype, element, rank in self._found_out:
-            shape, start = tuple(words[word + 1 : word + 1 + rank]), words[word]
-            size = math.prod(shape) * element.itemsize
-            if size >= LEAST_ALIGNED_BYTES and is_here and dtype.per_byte == 1 and block >= 0 and words[block] == start:
-                words[block] = 0
-                results[k] = owned_array(start, shape, element)
+        for place in self._found_out:
+            if results[place.number] is not None:
                 continue
-            results[k] = array = result_array(shape, element)
+            dtype, element, word = place.dtype, place.dtype.numpy, place.word
+            shape, start = tuple(words[word + 1 : word + 1 + place.rank]), words[word]
+            size = math.prod(shape) * element.itemsize
+            is_whole = is_here and dtype.per_byte == 1
+            if size >= LEAST_ALIGNED_BYTES and is_whole and place.block >= 0 and words[place.block] == start:
+                words[place.block] = 0
+                results[place.number] = owned_array(start, shape, element)
+                continue
+            results[place.number] = array = result_array(shape, element)
             if not size:
                 continue
-            if is_here and dtype.per_byte == 1:
+            if is_whole:
                 ctypes.memmove(data_address(array), start, size)
             else:
                 array[...] = unpack(frame.memory.view(start, dtype.bytes_of(array.size)), dtype, array.shape)
@@ -536,4 +549,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
-_SHORT_CALL = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+_SHORT_CALL = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.py_object, ctypes.py_object, ctypes.py_object)

@@ -3,10 +3,11 @@
 What Python would ask of each array of a call (is it one of numpy's, of this dtype, this shape, C-contiguous, does a result lie upon
 an input) takes longer than a small model. The code of `<symbol>_call` reads it off the objects instead, holding the interpreter's
 lock, and gives the lock away while the program runs. Whatever is not just so is `MISFIT`: nothing has run, and the long way, in
-Python, converts it or says what is wrong with it.
+Python, converts it or says what is wrong with it. Small results whose size data decide it makes as well, by numpy's own function.
 
 Where the fields of objects are is no promise of CPython's, but has been the same in all versions and in both of numpy's; `find_types`
-tries it out, and there is no short way where it is not so. Sources: CPython's object.h and tupleobject.h, numpy's ndarraytypes.h.
+tries it out, and there is no short way where it is not so. Sources: CPython's object.h and tupleobject.h, numpy's ndarraytypes.h and
+the table of its C API, in which functions keep their places.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import ctypes
 import functools
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from tc.ir.dtype import DType
 from tc.ir.plan import ExecutionPlan, SlotPlace
 from tc.ir.types import TensorType
 from tc.runtime.frame_layout import TYPES, FrameLayout
+from tc.runtime.memory import LEAST_ALIGNED_BYTES
 
 MISFIT = -(1 << 63)
 
@@ -29,13 +34,20 @@ _ADDRESS, _RANK, _DIMS, _DTYPE, _FLAGS = _HEAD, _HEAD + 8, _HEAD + 16, _HEAD + 4
 _COUNT, _ITEMS = _HEAD, _HEAD + 8
 _C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400
 
-# The table of a program's frames: the lock's two functions, numpy's type of arrays, then the dtype of each port, an input or a result
-# that has a place before the program runs. Its rows in @ports: the word of the frame with its address (those of its dims follow),
-# rank, flags it must have, bytes of an element.
+_ARRAY_TYPE, _NEW_ARRAY = 2, 93
+"""The places of PyArray_Type and PyArray_New in numpy's table."""
+_FUNCTIONS = 5
+"""What a table of types begins with."""
+
+# The table of a program's frames: the lock's two functions, numpy's type of arrays, the functions that make an array and put it into a
+# list, then the dtype of each port, an input or a result that has a place before the program runs, then the number of the type of each
+# result that data decide the size of. Rows in @ports: the word of the frame with its address (those of its dims follow), rank, flags it
+# must have, bytes of an element. In @found: the word, that of the block the result lies in, rank, bytes of an element.
 _IR = """
 @{symbol}_ports = internal constant [{count} x [4 x i64]] [{rows}]
+@{symbol}_found = internal constant [{found} x [4 x i64]] [{found_rows}]
 
-define i64 @{symbol}_call(ptr noundef %frame, ptr noundef %args, ptr noundef %results) nounwind {{
+define i64 @{symbol}_call(ptr noundef %frame, ptr noundef %args, ptr noundef %results, ptr noundef %list) nounwind {{
 entry:
   %sizes = alloca i64, i64 {count}
   %starts = alloca i64, i64 {count}
@@ -43,7 +55,7 @@ entry:
   %table = load ptr, ptr %table_place
   %kind_place = getelementptr ptr, ptr %table, i64 2
   %kind = load ptr, ptr %kind_place
-  %dtypes = getelementptr ptr, ptr %table, i64 3
+  %dtypes = getelementptr ptr, ptr %table, i64 {FUNCTIONS}
   %args_count_place = getelementptr i8, ptr %args, i64 {COUNT}
   %args_count = load i64, ptr %args_count_place
   %results_count_place = getelementptr i8, ptr %results, i64 {COUNT}
@@ -167,11 +179,105 @@ go:
   %thread = call ptr %release()
   %status = call i64 @{symbol}_run(ptr %frame)
   call void %take(ptr %thread)
+  %new_place = getelementptr ptr, ptr %table, i64 3
+  %new = load ptr, ptr %new_place
+  %put_place = getelementptr ptr, ptr %table, i64 4
+  %put = load ptr, ptr %put_place
+  %numbers = getelementptr ptr, ptr %dtypes, i64 {count}
+  %has_run = icmp eq i64 %status, 0
+  br i1 %has_run, label %give, label %end
+give:
+  %f = phi i64 [ 0, %go ], [ %f1, %given ]
+  %no_more_found = icmp eq i64 %f, {found}
+  br i1 %no_more_found, label %end, label %measure
+measure:
+  %found = getelementptr [4 x i64], ptr @{symbol}_found, i64 %f
+  %f_block_place = getelementptr i64, ptr %found, i64 1
+  %f_rank_place = getelementptr i64, ptr %found, i64 2
+  %f_bytes_place = getelementptr i64, ptr %found, i64 3
+  %f_word = load i64, ptr %found
+  %f_block = load i64, ptr %f_block_place
+  %f_rank = load i64, ptr %f_rank_place
+  %f_bytes = load i64, ptr %f_bytes_place
+  %f_place = getelementptr i64, ptr %frame, i64 %f_word
+  %f_dims = getelementptr i64, ptr %f_place, i64 1
+  br label %f_dim
+f_dim:
+  %f_axis = phi i64 [ 0, %measure ], [ %f_axis1, %f_next ]
+  %f_size = phi i64 [ %f_bytes, %measure ], [ %f_size1, %f_next ]
+  %f_measured = icmp eq i64 %f_axis, %f_rank
+  br i1 %f_measured, label %weigh, label %f_next
+f_next:
+  %f_extent_place = getelementptr i64, ptr %f_dims, i64 %f_axis
+  %f_extent = load i64, ptr %f_extent_place
+  %f_size1 = mul i64 %f_size, %f_extent
+  %f_axis1 = add i64 %f_axis, 1
+  br label %f_dim
+weigh:
+  %is_small = icmp ult i64 %f_size, {LEAST_ALIGNED_BYTES}
+  br i1 %is_small, label %make, label %given
+make:
+  %f_number_place = getelementptr i64, ptr %numbers, i64 %f
+  %f_number = load i64, ptr %f_number_place
+  %f_number32 = trunc i64 %f_number to i32
+  %f_rank32 = trunc i64 %f_rank to i32
+  %made = call ptr %new(ptr %kind, i32 %f_rank32, ptr %f_dims, i32 %f_number32, ptr null, ptr null, i32 0, i32 0, ptr null)
+  %is_made = icmp ne ptr %made, null
+  br i1 %is_made, label %fill, label %end
+fill:
+  %made_address_place = getelementptr i8, ptr %made, i64 {ADDRESS}
+  %made_address = load ptr, ptr %made_address_place
+  %f_start = load ptr, ptr %f_place
+  call void @llvm.memcpy.p0.p0.i64(ptr %made_address, ptr %f_start, i64 %f_size, i1 false)
+  %was_put = call i32 %put(ptr %list, i64 %f, ptr %made)
+  %own_block = icmp sge i64 %f_block, 0
+  br i1 %own_block, label %own, label %given
+own:
+  %held_place = getelementptr i64, ptr %frame, i64 %f_block
+  %held = load ptr, ptr %held_place
+  %is_there = icmp eq ptr %held, %f_start
+  br i1 %is_there, label %return, label %given
+return:
+  store ptr null, ptr %held_place
+  call void @free(ptr %held)
+  br label %given
+given:
+  %f1 = add i64 %f, 1
+  br label %give
+end:
   ret i64 %status
 misfit:
   ret i64 {MISFIT}
 }}
 """
+
+
+@dataclass(frozen=True)
+class FoundPlace:
+    """Where a result that data decide the size of is found: which of the results, the words of its address and of the block that is its
+    alone (-1 for none), its dtype and rank."""
+
+    number: int
+    word: int
+    block: int
+    dtype: DType
+    rank: int
+
+
+def found_places(plan: ExecutionPlan, layout: FrameLayout) -> list[FoundPlace]:
+    """Of all such results of a plan, in their order."""
+    blocks = [slot.index if slot.place is SlotPlace.DYNAMIC else -1 for slot in plan.output_slots]
+    places = []
+    for k, (word, var, index) in enumerate(zip(layout.outputs, plan.outputs, blocks, strict=True)):
+        if index >= 0:
+            assert isinstance(var.type, TensorType)
+            block = layout.dynamic + 2 * index if blocks.count(index) == 1 else -1
+            places.append(FoundPlace(k, word, block, var.type.dtype, var.type.rank))
+    return places
+
+
+DECLARED = ("free", "void", ["ptr"]), ("llvm.memcpy.p0.p0.i64", "void", ["ptr", "ptr", "i64", "i1"])
+"""What its code calls."""
 
 
 def short_call(plan: ExecutionPlan, layout: FrameLayout, symbol: str) -> str:
@@ -184,24 +290,34 @@ def short_call(plan: ExecutionPlan, layout: FrameLayout, symbol: str) -> str:
     for (word, var), flags in zip((*inputs, *results), needed, strict=True):
         assert isinstance(var.type, TensorType)
         rows.append((word, var.type.rank, flags, var.type.dtype.size_bytes))
-    texts = [f"[4 x i64] [{', '.join(f'i64 {number}' for number in row)}]" for row in rows]
+    found = [(place.word, place.block, place.rank, place.dtype.size_bytes) for place in found_places(plan, layout)]
     return _IR.format(
-        symbol=symbol, count=len(rows), rows=", ".join(texts), inputs=len(inputs), results=len(results), TYPES=TYPES, MISFIT=MISFIT,
-        COUNT=_COUNT, ITEMS=_ITEMS, DTYPE=_DTYPE, FLAGS=_FLAGS, RANK=_RANK, DIMS=_DIMS, ADDRESS=_ADDRESS,
+        symbol=symbol, count=len(rows), rows=_table(rows), found=len(found), found_rows=_table(found), inputs=len(inputs),
+        results=len(results), TYPES=TYPES, MISFIT=MISFIT, COUNT=_COUNT, ITEMS=_ITEMS, DTYPE=_DTYPE, FLAGS=_FLAGS, RANK=_RANK, DIMS=_DIMS,
+        ADDRESS=_ADDRESS, FUNCTIONS=_FUNCTIONS, LEAST_ALIGNED_BYTES=LEAST_ALIGNED_BYTES,
     )  # fmt: skip
 
 
-def find_types(dtypes: Sequence[np.dtype]) -> ctypes.Array[ctypes.c_void_p] | None:
-    """The table of the frames of a program with ports of these dtypes, which are to live as long; None where there is no short way."""
-    functions = _lock_functions()
+def _table(rows: Sequence[Sequence[int]]) -> str:
+    return ", ".join(f"[4 x i64] [{', '.join(f'i64 {number}' for number in row)}]" for row in rows)
+
+
+def find_types(dtypes: Sequence[np.dtype], found: Sequence[np.dtype]) -> ctypes.Array[ctypes.c_void_p] | None:
+    """The table of the frames of a program with ports of these dtypes, which are to live as long, and results that are found of those;
+    None where there is no short way."""
+    functions = _functions()
     if functions is None:
         return None
-    return (ctypes.c_void_p * (3 + len(dtypes)))(*functions, id(np.ndarray), *map(id, dtypes))
+    release, take, new, put = functions
+    numbers = [dtype.num for dtype in found]
+    entries = release, take, id(np.ndarray), new, put, *map(id, dtypes), *numbers
+    return (ctypes.c_void_p * len(entries))(*entries)
 
 
 @functools.cache
-def _lock_functions() -> tuple[int, int] | None:
-    """The addresses of the functions that give the interpreter's lock away and take it again; None if objects look another way here."""
+def _functions() -> tuple[int, int, int, int] | None:
+    """The addresses of the functions that give the interpreter's lock away and take it again, that make an array, and that put one into a
+    list; None if objects look another way here."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     if (object.__basicsize__, tuple.__basicsize__) != (_HEAD, _ITEMS):
@@ -213,8 +329,30 @@ def _lock_functions() -> tuple[int, int] | None:
     samples = (whole, whole[1], whole[:, 1:], whole.T, frozen, unaligned)
     if not all(_is_as_described(sample, samples, k) for k, sample in enumerate(samples)):
         return None
-    save, restore = (ctypes.cast(getattr(ctypes.pythonapi, f"PyEval_{name}Thread"), ctypes.c_void_p) for name in ("Save", "Restore"))
-    return save.value or 0, restore.value or 0
+    new = _new_array()
+    if new is None:
+        return None
+    names = "PyEval_SaveThread", "PyEval_RestoreThread", "PyList_SetItem"
+    save, restore, put = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in names)
+    return save, restore, new, put
+
+
+def _new_array() -> int | None:
+    """The address of numpy's PyArray_New; None where what stands in its place is not tried out to be that."""
+    core: Any = getattr(np, "_core", None) or np.core  # before numpy 2
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    try:
+        table = ctypes.cast(pointer(core.multiarray._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
+    except (AttributeError, ValueError):
+        return None
+    number, pointers, whole = ctypes.c_int, ctypes.c_void_p, (ctypes.c_ssize_t * 2)(3, 5)
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, pointers, number, pointers, number, pointers, pointers, number, number, pointers)
+    if table[_ARRAY_TYPE] != id(np.ndarray):  # the places are others
+        return None
+    made = kind(table[_NEW_ARRAY] or 0)(id(np.ndarray), 2, ctypes.addressof(whole), np.dtype(np.int16).num, None, None, 0, 0, None)
+    is_array = type(made) is np.ndarray and made.shape == (3, 5) and made.dtype == np.int16 and made.flags.carray
+    return table[_NEW_ARRAY] if is_array else None
 
 
 def _is_as_described(array: np.ndarray, of: tuple[np.ndarray, ...], k: int) -> bool:

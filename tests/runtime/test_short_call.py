@@ -184,7 +184,7 @@ def test_no_inputs_and_scalars() -> None:
 
 
 def test_there_is_none_where_objects_look_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "find_types", lambda dtypes: None)
+    monkeypatch.setattr(program, "find_types", lambda ports, found: None)
     module = made(STATIC)
 
     assert module._enter is None

@@ -1,0 +1,97 @@
+"""Results whose size data decide, made by the short way into a program: of every type, small and large, beside others and again."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tc
+from tc.runtime import program
+from tests.frontend.models import make_model, node
+
+DTYPES = (np.float32, np.float64, np.float16, np.int8, np.uint16, np.int64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)
+
+
+def rows(dtype: type, count: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2, (count, width)).astype(dtype), rng.integers(0, 2, count).astype(np.bool_)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 5, 700])
+def test_rows_of_every_type_are_those_of_numpy(dtype: type, width: int) -> None:
+    model = make_model([node("Compress", "x kept", "y", axis=0)], {"x": (dtype, ["n", width]), "kept": (np.bool_, ["n"])}, ["y"])
+    compiled = tc.compile(model)
+
+    for seed, count in enumerate((3, 0, 40, 40, 40, 7, 1, 1)):
+        x, kept = rows(dtype, count, width, seed)
+        y = compiled(x, kept)
+        assert y.dtype == x.dtype and y.flags.carray
+        np.testing.assert_array_equal(y, x[kept])
+    assert compiled(x, np.zeros(1, np.bool_)).shape == (0, width)
+
+
+def test_they_come_in_the_order_of_the_model_beside_those_of_known_size() -> None:
+    nodes = [node("NonZero", "x", "a"), node("Neg", "x", "b"), node("Compress", "x kept", "c"), node("Identity", "a", "d")]
+    inputs = {"x": (np.float32, [60, 70]), "kept": (np.bool_, [4200])}
+    compiled = tc.compile(make_model(nodes, inputs, ["a", "b", "c", "d"]))
+
+    for seed in range(4):  # few and many: made by the program, and by Python
+        x, _ = rows(np.float32, 60, 70, seed)
+        x[seed % 2 :] = 0
+        kept = np.arange(4200) < (10, 4200)[seed % 2]
+        a, b, c, d = compiled(x, kept)
+        np.testing.assert_array_equal(a, np.nonzero(x))
+        np.testing.assert_array_equal(b, -x)
+        np.testing.assert_array_equal(c, x.reshape(-1)[kept])
+        np.testing.assert_array_equal(d, a)
+        assert not np.shares_memory(a, d)
+
+
+def test_each_call_gives_memory_of_its_own_and_leaves_none_behind() -> None:
+    compiled = tc.compile(make_model([node("NonZero", "x", "y")], {"x": (np.float32, [50])}, ["y"]))
+    x, _ = rows(np.float32, 1, 50)
+    first = compiled(x[0])
+    kept = first.copy()
+    for seed in range(1, 50):
+        compiled(rows(np.float32, 1, 50, seed)[0][0])
+    np.testing.assert_array_equal(first, kept)
+
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(1000):
+        compiled(x[0])
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 5000  # each of the arrays has 100 bytes at least
+
+
+def test_threads_get_their_own() -> None:
+    compiled = tc.compile(make_model([node("NonZero", "x", "y")], {"x": (np.float32, ["n"])}, ["y"]))
+
+    def run(seed: int) -> None:
+        for k in range(100):
+            x = rows(np.float32, 1, 1 + (seed + k) % 40, seed + k)[0][0]
+            np.testing.assert_array_equal(compiled(x), np.nonzero(x))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(run, range(0, 4000, 1000)))
+
+
+def test_the_long_way_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model([node("NonZero", "x", "y")], {"x": (np.int8, ["n", 3])}, ["y"])
+    short = tc.compile(model)
+    monkeypatch.setattr(program, "find_types", lambda ports, found: None)
+    long = tc.compile(model)
+    assert short._enter is not None and long._enter is None
+
+    for count in (4, 4, 0, 9, 9):
+        x, _ = rows(np.int8, count, 3, count)
+        for _ in range(2):
+            np.testing.assert_array_equal(short(x), long(x))
