@@ -17,7 +17,7 @@ from tc.errors import CodegenError
 from tc.ir.arith import prove
 from tc.ir.byte_table import ENTRIES, PERMUTES_BYTES, place_in_table
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Const, Expr, Load, is_const, logical_and
+from tc.ir.expr import Buffer, Const, Expr, Load, MathCall, is_const, logical_and
 from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
 from tc.ir.node import walk
 from tc.target import MOST_SHUFFLED_STRIDE
@@ -126,7 +126,7 @@ class MemoryEmitter(PlaceEmitter):
     def is_there(self, node: Load) -> bool:
         """Whether an element is known to be in its buffer whatever the conditions around say."""
         pairs = zip(node.indices, node.buffer.shape, strict=True)
-        return all(prove(logical_and(index >= 0, index < dim), self.facts) is True for index, dim in pairs)
+        return all(_is_thread(index) or prove(logical_and(index >= 0, index < dim), self.facts) is True for index, dim in pairs)
 
     def load_vector(self, operand: Load, lanes: int) -> Value:
         """So many elements from one on, outside vectorized loops."""
@@ -498,6 +498,11 @@ class MemoryEmitter(PlaceEmitter):
 
 def _short(element: str) -> str:
     return mangled(Value("", element))
+
+
+def _is_thread(index: Expr) -> bool:
+    """Whether an index is the number of the thread, of which a buffer has a part for each."""
+    return isinstance(index, MathCall) and index.name == "thread_index"
 
 
 MOST_SCOPES = 24

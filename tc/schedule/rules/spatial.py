@@ -7,7 +7,7 @@ from math import gcd, prod
 
 from tc.cost.typical import USUAL_DIM
 from tc.ir.arith import linear_coefficients, prove
-from tc.ir.expr import Const, Expr, FloorMod, Load, Max, Min, Var, equal, is_const
+from tc.ir.expr import Buffer, Const, Expr, FloorMod, Load, Max, Min, Var, equal, is_const
 from tc.ir.loop import Store
 from tc.ir.node import Node, children, walk
 from tc.ir.uses import reads_memory, variables
@@ -15,6 +15,7 @@ from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.layout import facts_of_axes
 from tc.schedule.parts import choice_ends, in_order
 from tc.schedule.rules.common import (
+    buffer_bytes,
     extent_value,
     is_function,
     known_product,
@@ -52,6 +53,12 @@ MANY = 1 << 30
 
 MOST_SHARING = 4
 """Iterations of a loop that share what chooses their elements, at most: each reads other memory."""
+
+PLANES_OF_L2 = 0.5
+"""The part of the second-level cache that what a few iterations choose from may take."""
+
+PLANES_OF_CORE = 8
+"""So many iterations there are for each core, where a few of them are a task that makes a copy of what it chooses from."""
 
 ROWS_ACROSS = 8
 """Rows from which an element that was chosen for all is taken without a loop."""
@@ -188,7 +195,10 @@ class _Sharing:
 
 
 def _schedule_sharing(schedule: Schedule, info: BlockInfo, target: Target) -> _Sharing | None:
-    """Find once what chooses a vector of elements, for a few iterations of an outer loop; None where nothing is chosen that way."""
+    """Find once what chooses a vector of elements, for a few iterations of an outer loop; None where nothing is chosen that way.
+
+    What they choose from is copied before where it comes from afar: a copy runs at the rate of memory, while gathers wait for each line.
+    """
     *outer, last = schedule.loops_of(info.name)
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
@@ -196,7 +206,12 @@ def _schedule_sharing(schedule: Schedule, info: BlockInfo, target: Target) -> _S
     if sharing is None or (extent is not None and extent < lanes):
         return None
     most = extent_value(schedule, sharing) or MANY
-    few = schedule.choose(info.name, "sharing", [count for count in (1, 2, 3, 4, 8) if count <= most], min(most, MOST_SHARING))
+    far = _far_planes(schedule, info, outer[: outer.index(sharing) + 1], target)
+    held = MOST_SHARING if far is None else min(MOST_SHARING, int(target.l2_bytes * PLANES_OF_L2) // far[1])
+    few = schedule.choose(info.name, "sharing", [count for count in (1, 2, 3, 4, 8) if count <= most], min(most, held))
+    copy = None
+    if far is not None and schedule.choose(info.name, "planes", (False, True), True, ordered=False):
+        copy = schedule.cache_read(info.name, far[0].name)
     around, some = schedule.split(sharing, few)
     vectors = cut_overlapped(schedule, last, lanes)
     outer = [around if loop == sharing else loop for loop in outer]
@@ -204,8 +219,33 @@ def _schedule_sharing(schedule: Schedule, info: BlockInfo, target: Target) -> _S
     schedule.unroll(some)
     schedule.vectorize(vectors.inside)
     peel(schedule, *(loop for loop, is_whole in ((around, most % few == 0), (vectors.around, vectors.is_whole)) if not is_whole))
-    set_parallel(schedule, info.name, outer, (extent or USUAL_ROW) * few)
+    if copy is not None:
+        schedule.compute_at(copy, around)
+        vectorize_loop(schedule, schedule.loops_of(copy)[-1], lanes_for(block_info(schedule, copy), target))
+        inner = outer[outer.index(around) + 1 :]
+        outer = outer[: -len(inner) or None]
+    else:
+        inner = []
+    set_parallel(schedule, info.name, outer, (extent or USUAL_ROW) * few * known_product(schedule, inner, USUAL_ROW))
     return _Sharing(around, vectors.around, few == most)
+
+
+def _far_planes(schedule: Schedule, info: BlockInfo, outer: list[str], target: Target) -> tuple[Buffer, int] | None:
+    """The one input of which elements are chosen, and how many bytes of it the innermost of the loops `outer` chooses from in an iteration,
+    where these fit into the second-level cache and the whole does not, and there are iterations for all cores. Else None."""
+    loads = [load for load in dict.fromkeys(loads_of(info)) if any(reads_memory(index) for index in load.indices)]
+    buffer = loads[0].buffer
+    if any(load.buffer is not buffer for load in loads) or buffer not in schedule.func.inputs:
+        return None
+    if not all(isinstance(dim, Const) for dim in buffer.shape) or buffer_bytes(buffer) <= target.l2_bytes:
+        return None
+    steps = {axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name in outer}
+    plane = buffer_bytes(buffer, tuple(
+        dim for axis, dim in enumerate(buffer.shape)
+        if not all(isinstance(load.indices[axis], Const) or load.indices[axis] in steps for load in loads)
+    ))  # fmt: skip
+    is_near = plane <= target.l2_bytes * PLANES_OF_L2 and known_product(schedule, outer, 1) >= PLANES_OF_CORE * schedule.cores
+    return (buffer, plane) if is_near else None
 
 
 def schedule_before(schedule: Schedule, names: list[str], place: str | None, target: Target) -> None:
