@@ -334,23 +334,22 @@ class _Rewriter:
         inner = {target for binding in made for target in binding.targets}
         read = {atom for binding in made for atom in atoms_of(binding.value) if isinstance(atom, TensorVar) and atom not in inner}
         found: dict[TensorVar, tuple[str, ...] | None] = dict.fromkeys(read, ())
-
-        def nodes_of(atom: TensorVar, depth: int) -> tuple[str, ...] | None:
-            """Of all that makes a value from what is read; None for one that is made of something else, too."""
-            if atom not in found:
-                binding = self.definitions.get(atom)
-                is_inside = binding is not None and isinstance(binding.value, Call) and depth < _DEEPEST_REPLACED
-                found[atom] = nodes_behind(binding, depth) if binding is not None and is_inside else None
-            return found[atom]
-
-        def nodes_behind(binding: Binding, depth: int) -> tuple[str, ...] | None:
-            parts = [nodes_of(atom, depth + 1) for atom in atoms_of(binding.value) if isinstance(atom, TensorVar)]
-            own = () if binding.span is None else binding.span.nodes
-            return None if None in parts else (*(node for part in parts for node in part or ()), *own)
-
         operands = [atom for atom in atoms_of(root.value) if isinstance(atom, TensorVar)]
-        behind = [node for atom in operands for node in nodes_of(atom, 0) or ()]
+        behind = [node for atom in operands for node in self._nodes_of(atom, 0, found) or ()]
         return tuple(dict.fromkeys([*behind, *(() if root.span is None else root.span.nodes)]))
+
+    def _nodes_of(self, atom: TensorVar, depth: int, found: dict[TensorVar, tuple[str, ...] | None]) -> tuple[str, ...] | None:
+        """The nodes of all that makes a value from what is read, which is in `found`; None for one that is made of something else, too."""
+        if atom not in found:
+            binding = self.definitions.get(atom)
+            is_inside = binding is not None and isinstance(binding.value, Call) and depth < _DEEPEST_REPLACED
+            found[atom] = self._nodes_behind(binding, depth, found) if binding is not None and is_inside else None
+        return found[atom]
+
+    def _nodes_behind(self, binding: Binding, depth: int, found: dict[TensorVar, tuple[str, ...] | None]) -> tuple[str, ...] | None:
+        parts = [self._nodes_of(atom, depth + 1, found) for atom in atoms_of(binding.value) if isinstance(atom, TensorVar)]
+        own = () if binding.span is None else binding.span.nodes
+        return None if None in parts else (*(node for part in parts for node in part or ()), *own)
 
     def _may_match(self, pattern: Pattern, atom: Atom | None, root: bool = False) -> bool:
         """Whether there are calls of the pattern's operators where it has them; what it calls by one name may differ still."""
