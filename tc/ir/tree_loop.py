@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tc.ir.dtype import DType, int_range
 from tc.ir.expr import TRUE, Add, Const, Expr, Load, Lt, Max, Min, Mul, Select, Var, const, logical_and
 from tc.ir.loop import For, If, LoopKind, Stmt, Store
 from tc.ir.node import replace, walk
@@ -55,13 +56,23 @@ def as_tree_loop(loop: For) -> TreeLoop | None:
             operation = type(store.value)
         case _:
             return None
-    if old is not state or not new.dtype.is_float or loop.extent.value < 1:
+    if old is not state or loop.extent.value < 1 or not (new.dtype.is_float or _is_extreme_of_integers(operation, new.dtype)):
         return None
     if any(store.buffer in buffers_read(part) for part in (new, condition, *store.indices, *_conditions(body))):
         return None
     if condition is not TRUE:
-        new = Select(condition, new, const(_IDENTITY[operation], new.dtype))
+        new = Select(condition, new, const(_identity(operation, new.dtype), new.dtype))
     return TreeLoop(loop.var, int(loop.extent.value), body, store, operation, old, new)
+
+
+def _is_extreme_of_integers(operation: type[Expr], dtype: DType) -> bool:
+    """Whether integers are combined to one of them: sums of integers, which wrap, are added in any order by whoever compiles them."""
+    return operation in (Min, Max) and dtype.kind in ("int", "uint")
+
+
+def _identity(operation: type[Expr], dtype: DType) -> float | int:
+    """What changes nothing that it is combined with."""
+    return _IDENTITY[operation] if dtype.is_float else int_range(dtype)[operation is Min]
 
 
 _IDENTITY = {Add: 0.0, Mul: 1.0, Min: float("inf"), Max: float("-inf"), Select: float("-inf")}

@@ -11,7 +11,7 @@ from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
 from tc.ir.dtype import DType, from_numpy, i32, i64, int_range
-from tc.ir.expr import Const, Expr, call, cast, const, equal, select
+from tc.ir.expr import Const, Expr, call, cast, const, equal, logical_and, logical_or, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, normalize_axes, normalize_axis, operand, sum_dtype, wide
@@ -247,7 +247,6 @@ def _register_arg(name: str, monoid: str, fn: Callable[..., np.ndarray]) -> None
         assert x is not None
         axis = normalize_axis(attrs.axis, len(x.shape), name)
         last = x.shape[axis] - 1
-        narrow = isinstance(last, Const) and int(last.value) < int_range(i32)[1]  # twice the lanes
 
         def body(*places: Expr) -> tuple[Expr, Expr]:
             *spatial, k = places
@@ -257,9 +256,9 @@ def _register_arg(name: str, monoid: str, fn: Callable[..., np.ndarray]) -> None
                 spatial[axis] = k
             if attrs.select_last_index:
                 spatial[axis] = last - k
-            return x[tuple(spatial)], cast(k, i32) if narrow else k
+            return x[tuple(spatial)], cast(k, _place_dtype(x.shape[axis]))
 
-        _, index = te.reduce_many(monoid, types[0].shape, (x.shape[axis],), body, ("best", "index"))
+        index = _places_of_best(monoid, types[0].shape, x, axis, body)
 
         def result(*places: Expr) -> Expr:  # also where nothing is left to compute: a schedule may then have partial results
             found = cast(index[places], i64)
@@ -277,6 +276,37 @@ def _register_arg(name: str, monoid: str, fn: Callable[..., np.ndarray]) -> None
 
     defaults = {"axis": 0, "keepdims": True, "select_last_index": False}
     register(OpDef(name, infer, run, compute, defaults, samples=samples))
+
+
+FEW_PLACES = 16
+"""Of so short rows, the lanes of vectors are rows: the best element and its place are found together."""
+
+
+def _place_dtype(length: Expr) -> DType:
+    """What counts places along an axis: where that is known to be enough, half as many bits, so that vectors hold twice as many."""
+    return i32 if isinstance(length, Const) and int(length.value) <= int_range(i32)[1] else i64
+
+
+def _places_of_best(monoid: str, shape: Sequence[Expr], x: Tensor, axis: int, body: Callable[..., tuple[Expr, Expr]]) -> Tensor:
+    """Where the best element along an axis is first; `body` gives an element and its place.
+
+    Of rows, the best one is found, then the least place of its equals: each takes a fraction of the instructions of both at once, and a
+    row is near when it is read again.
+    """
+    length = x.shape[axis]
+    if axis < len(x.shape) - 1 or (isinstance(length, Const) and int(length.value) <= FEW_PLACES):
+        return te.reduce_many(monoid, shape, (length,), body, ("best", "index"))[1]
+    best = te.reduce(monoid.removeprefix("arg"), shape, (length,), lambda *places: body(*places)[0], "best")
+
+    def place(*places: Expr) -> Expr:
+        value, k = body(*places)
+        top = best[places[:-1]]
+        is_best = equal(value, top)
+        if value.dtype.is_float:
+            is_best = logical_or(is_best, logical_and(call("isnan", value), call("isnan", top)))
+        return select(is_best, k, const(int_range(k.dtype)[1], k.dtype))
+
+    return te.reduce("min", shape, (length,), place, "index")
 
 
 _register_arg("argmax", "argmax", np.argmax)
@@ -381,13 +411,13 @@ def _compute_hardmax(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]
     def body(*places: Expr) -> tuple[Expr, Expr]:
         *spatial, k = places
         spatial[axis] = k
-        return x[tuple(spatial)], k
+        return x[tuple(spatial)], cast(k, _place_dtype(x.shape[axis]))
 
-    _, best = te.reduce_many("argmax", shape, (x.shape[axis],), body, ("best", "index"))
+    best = _places_of_best("argmax", shape, x, axis, body)
 
     def chosen(*places: Expr) -> Expr:
         at = tuple(const(0) if d == axis else place for d, place in enumerate(places))
-        return cast(equal(places[axis], best[at]), x.dtype)
+        return cast(equal(cast(places[axis], best.dtype), best[at]), x.dtype)
 
     return te.compute(x.shape, chosen, "hardmax")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tc.errors import ScheduleError
 from tc.ir.arith import prove
-from tc.ir.expr import TRUE, Buffer, Load, Var, equal
+from tc.ir.expr import TRUE, Buffer, Const, Eq, Expr, Le, Load, Lt, Ne, Select, Var, equal
 from tc.ir.loop import AxisKind, Block, PrimFunc, Store
 from tc.ir.node import Node, binders, replace, substitute, transform, walk
 from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
@@ -27,7 +27,8 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
         C[i] = B[i] * 2.0     =>     C[i] = (A[i] + 1.0) * 2.0
 
     Raises ScheduleError unless the block is spatial, writes one element of a scratch buffer at its own axes, and is
-    unconditional. Source: `compute_inline` of TVM.
+    unconditional; and for floats that are computed and then compared with what was made of them, as with the largest of their row: computed
+    anew they may be rounded another way. Source: `compute_inline` of TVM.
     """
     place = find_block(func, block)
     store = _elementwise_store(place.block, "compute_inline")
@@ -41,6 +42,7 @@ def compute_inline(func: PrimFunc, block: str) -> PrimFunc:
     if len(writers_of(func, store.buffer)) > 1:
         raise ScheduleError(f"compute_inline: {store.buffer.name} has other writers than block {block}")
     _check_inputs_stay(func, place, store)
+    _check_not_found_again(func, store)
     without = replace_stmt(func, place, None)
     inlined = replace(without, body=_inline_loads(without.body, store))
     return without_alloc(inlined, store.buffer)
@@ -72,6 +74,32 @@ def _check_inputs_stay(func: PrimFunc, place: Place, store: Store) -> None:
             raise ScheduleError(
                 f"compute_inline: block {other.block.name} overwrites {name}, which {place.block.name} reads"
             )
+
+
+def _check_not_found_again(func: PrimFunc, store: Store) -> None:
+    """No reader compares the buffer's elements with those of scratch memory that another block fills; nothing is computed where they only
+    move."""
+    if not store.buffer.dtype.is_float or _is_moved(store.value):
+        return
+    for place in block_places(func):
+        if store.buffer not in buffers_read(place.block):
+            continue
+        own = {*func.buffers, *buffers_written(place.block), store.buffer}
+        for node in walk(place.block):
+            if isinstance(node, (Eq, Ne, Lt, Le)):
+                read = [buffers_read(operand) for operand in (node.lhs, node.rhs)]
+                if any(store.buffer in one and other - own for one, other in (read, read[::-1])):
+                    raise ScheduleError(f"compute_inline: block {place.block.name} compares {store.buffer.name} with what is made of it")
+
+
+def _is_moved(value: Expr) -> bool:
+    """Whether nothing is computed: elements are read, or chosen."""
+    match value:
+        case Load() | Const():
+            return True
+        case Select(true_value=one, false_value=other):
+            return _is_moved(one) and _is_moved(other)
+    return False
 
 
 def _is_trivial(block: Block) -> bool:

@@ -14,7 +14,7 @@ from tc.codegen.llvm.places import Lane, State
 from tc.codegen.llvm.scalars import emit_float_operation
 from tc.ir.arith import linear_coefficients
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Expr, Load, Var, const, is_const
+from tc.ir.expr import Buffer, Expr, Load, Min, Var, const, is_const
 from tc.ir.hints import NO_HINTS
 from tc.ir.loop import For, PrimFunc, Stmt, Store
 from tc.ir.node import walk
@@ -75,8 +75,8 @@ def _emit_tree(emitter: StatementEmitter, loop: For) -> bool:
     with emitter.lanes(loop, tree.count):
         vector = emitter.value(tree.value)
     while vector.lanes:
-        vector = _half(emitter.b, tree.operation, vector)
-    total = emit_float_operation(emitter.b, tree.operation, emitter.value(tree.old), vector)
+        vector = _half(emitter.b, tree, vector)
+    total = _combined(emitter.b, tree, emitter.value(tree.old), vector)
     emitter.store_scalar(tree.store, total)
     return True
 
@@ -90,19 +90,26 @@ def tree_value(emitter: StatementEmitter, tree: TreeLoop) -> Value:
 
     def combine(a: Value, b: Value) -> Value:
         lhs, rhs = emitter.b.unify(a, b)
-        return emit_float_operation(emitter.b, tree.operation, lhs, rhs)
+        return _combined(emitter.b, tree, lhs, rhs)
 
     return combine(emitter.value(tree.old), combine_tree(tree.count, leaf, combine))
 
 
-def _half(b: FunctionBuilder, operation: type[Expr], vector: Value) -> Value:
+def _combined(b: FunctionBuilder, tree: TreeLoop, lhs: Value, rhs: Value) -> Value:
+    dtype = tree.value.dtype
+    if dtype.is_float:
+        return emit_float_operation(b, tree.operation, lhs, rhs)
+    return b.intrinsic(("s" if dtype.kind == "int" else "u") + ("min" if tree.operation is Min else "max"), lhs, rhs)
+
+
+def _half(b: FunctionBuilder, tree: TreeLoop, vector: Value) -> Value:
     """The lower half of a vector combined with its upper half; a number when there are two."""
     half = vector.lanes // 2
     if half == 1:
-        return emit_float_operation(b, operation, b.extract(vector, 0), b.extract(vector, 1))
+        return _combined(b, tree, b.extract(vector, 0), b.extract(vector, 1))
     nothing = Value("poison", vector.element, vector.lanes)
     lower, upper = (b.shuffled(vector, nothing, range(start, start + half)) for start in (0, half))
-    return emit_float_operation(b, operation, lower, upper)
+    return _combined(b, tree, lower, upper)
 
 
 # -- squares
