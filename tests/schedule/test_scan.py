@@ -19,7 +19,7 @@ from tests.ops.kernels import make_prim_func, run
 
 SHAPES = [
     (7,), (1,), (0,), (3, 0), (0, 3), (5, 1), (1, 37), (9, 40), (17, 129), (2, 3, 5), (3, 50, 33), (2, 9, 2100), (2, 2, 3, 17),
-    (3, 5, 1, 20), (2, 1, 9, 1), (4, 30, 3), (1, 1, 1),
+    (3, 5, 1, 20), (2, 1, 9, 1), (4, 30, 3), (1, 1, 1), (9, 30, 12), (7, 20, 20), (16, 9, 40), (5, 3, 8, 7),
 ]  # fmt: skip
 
 
@@ -62,6 +62,17 @@ def test_what_is_beside_the_axis_runs_in_vectors_and_at_once() -> None:
 
         text = print_ir(made.func)
         assert made.rule == "scan" and words in text and "parallel(" in text
+
+
+def test_few_columns_are_exact_vectors_of_several_rows_at_once() -> None:
+    """What a mask had stored, as all of a chain that is the only one, is waited for by the next step."""
+    for shape, cores, chains in (((8, 200, 7), 1, 8), ((8, 200, 7), 2, 4), ((7, 300, 12), 1, 4), ((2, 300, 20), 1, 2), ((300, 20), 1, 0)):
+        target = Target.parse(f"x86-64-v3:cores={cores}")
+        axis = len(shape) - 2
+        text = print_ir(apply_rules(make_prim_func(OPS["cumsum"], [np.zeros(shape, np.float32)], {"axis": axis}), target).func)
+
+        assert f"vectorized({shape[-1]})" in text
+        assert f"unrolled({chains})" in text if chains else "unrolled" not in text
 
 
 @pytest.mark.parametrize(

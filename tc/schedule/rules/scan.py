@@ -18,6 +18,9 @@ CHAINS = 8
 VECTORS = 4
 """Vectors that are gone through without a loop."""
 
+MOST_VECTORS = 4
+"""Of a row that is one vector, of whatever length: what a mask had stored at its end the next step would wait for."""
+
 ROWS = 32
 """Rows for which a fold is gone through one after the other, before the results beside them: what these look up is near then.
 
@@ -86,23 +89,46 @@ def _beside_vectors(schedule: Schedule, info: BlockInfo, own: str, others: list[
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
     steps = known_product(schedule, [own])
-    if extent is not None and extent < lanes:
-        schedule.reorder(*outer, own, last)
+    if extent is not None and (extent < lanes or (extent % lanes and extent < MOST_VECTORS * lanes)):
+        outer, rows, chains = _side_by_side(schedule, info, outer, -(-extent // lanes))
+        schedule.reorder(*outer, own, *rows, last)
         if extent >= 4:
             schedule.vectorize(last)
-        set_parallel(schedule, info.name, outer, steps * extent)
+        set_parallel(schedule, info.name, outer, steps * extent * chains)
         return
     counts = [count for count in (1, 2, 4, 8) if extent is None or count * lanes <= extent]
     vectors = schedule.choose(info.name, "vectors", counts, max(count for count in counts if count <= VECTORS))
     step = vectors * lanes
     strip = schedule.choose(info.name, "strip", *_strips(schedule, outer, extent, step))
+    rows, chains = [], 1
+    if extent is not None and extent <= strip:
+        outer, rows, chains = _side_by_side(schedule, info, outer, -(-strip // lanes))
     around, along, few, inside = schedule.split(last, (None, max(strip // step, 1), vectors, lanes))
-    schedule.reorder(*outer, around, own, along, few, inside)
+    schedule.reorder(*outer, around, own, *rows, along, few, inside)
     schedule.unroll(few)
     schedule.vectorize(inside)
     if extent is None or extent % strip:
         peel(schedule, around, along)
-    set_parallel(schedule, info.name, [*outer, around], steps * strip)
+    set_parallel(schedule, info.name, [*outer, around], steps * strip * chains)
+
+
+def _side_by_side(schedule: Schedule, info: BlockInfo, outer: list[str], vectors: int) -> tuple[list[str], list[str], int]:
+    """Some iterations of the last of the loops `outer`, of known extent, to be gone through at once where a step of one is so few vectors
+    that it waits for the step before: the loops around, that of those iterations if there are several, and how many they are."""
+    count = extent_value(schedule, outer[-1]) if outer else None
+    if count is None:
+        return outer, [], 1
+    tasks = max(1, schedule.cores // max(known_product(schedule, outer[:-1], 1), 1))
+    most = min(CHAINS // vectors, count // tasks)
+    counts = [chains for chains in (1, 2, 4, 8) if chains <= count]
+    chains = schedule.choose(info.name, "chains", counts, max(chains for chains in counts if chains <= max(most, 1)))
+    if chains == 1:
+        return outer, [], 1
+    around, some = schedule.split(outer[-1], chains)
+    schedule.unroll(some)
+    if count % chains:
+        peel(schedule, around)
+    return [*outer[:-1], around], [some], chains
 
 
 def _strips(schedule: Schedule, outer: list[str], extent: int | None, step: int) -> tuple[list[int], int]:
