@@ -72,7 +72,7 @@ def source_place(out: Any, size_in: Any, size_out: Any, scale: Any, mode: str, t
             return place if size_out > 1 else out * to_float(0)
         case "align_corners":
             steps = maximum(size_out - 1, 1) if isinstance(size_out, Expr) else max(size_out - 1, 1)
-            return out * ((to_float(size_in) - to_float(1)) / to_float(steps))
+            return out * (to_float(size_in) - to_float(1)) / to_float(steps)
         case "half_pixel_symmetric":
             if scale is None:  # nothing was rounded off, so nothing is to be centred
                 return shrunk(out + to_float(0.5)) - to_float(0.5)

@@ -135,3 +135,17 @@ def test_scales_of_early_forms_are_data(op: str, opset: int, mode: str) -> None:
         (expected,) = run_onnxruntime(model, feed)
 
         np.testing.assert_allclose(*module.run(feed).values(), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor"])
+def test_corners_that_fall_on_elements_are_these(rounding: str) -> None:
+    """23 steps of 7 in 23 places had been a little less than 7 of them."""
+    attributes = {"mode": "nearest", "nearest_mode": rounding, "coordinate_transformation_mode": "align_corners"}
+    for w, q in [(8, 24), (3, 7), (9, 17), (5, 29), (50, 99), (7, 4), (2, 90), (33, 11)]:
+        for known in (True, False):
+            model, feed = resize(attributes, known, 1, w, 1, q)
+            feed["x"] = np.arange(2 * w, dtype=np.float32).reshape(1, 2, 1, w)
+            exact = np.arange(q) * (w - 1) / (q - 1)  # whole ones are, in f64
+            places = {"floor": np.floor, "ceil": np.ceil, "round_prefer_floor": lambda x: np.ceil(x - 0.5)}[rounding](exact).astype(int)
+
+            np.testing.assert_array_equal(*compiled(model).run(feed).values(), feed["x"][..., places])

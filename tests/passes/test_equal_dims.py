@@ -81,3 +81,18 @@ def test_the_input_keeps_its_dims_and_other_channels_are_refused(rng: np.random.
     for channels in (0, 1, 2, 4):
         with pytest.raises(UserError, match=rf"the_y: conv: x has c channels, but the weights take 3.*c = {channels}"):
             module(np.zeros((1, channels, 4, 4), np.float32))
+
+
+def test_what_is_assumed_and_fits_no_input_is_not_assumed() -> None:
+    """Columns of two operands were taken to be equal, 4 then, though rows of as many could not be broadcast against none; only passes that
+    looked at types again noticed, as those that choose layouts."""
+    nodes = [node("Xor", "a b", "p"), node("BitShift", "c d", "q", direction="RIGHT"), node("Conv", "e w", "r")]
+    inputs = {"a": (np.bool_, [1, 2, 1, "s"]), "c": (np.uint8, ["n", "v", "k", "v"]), "d": (np.uint8, ["n", 0, "n", "s"])}
+    inputs["e"] = (np.float32, [1, 8, 9, 9])
+    literals = {"b": np.ones((1, 2, 1, 4), np.bool_), "w": np.ones((8, 8, 1, 1), np.float32)}
+    module = tc.compile(make_model(nodes, inputs, ["p", "q", "r"], literals, opset=18))
+
+    for columns in (1, 4):
+        p, q, r = module(np.ones((1, 2, 1, columns), np.bool_), np.ones((2, 1, 1, 1), np.uint8), np.ones((2, 0, 2, columns), np.uint8),
+                         np.ones((1, 8, 9, 9), np.float32))  # fmt: skip
+        assert p.shape == (1, 2, 1, 4) and q.shape == (2, 0, 2, columns) and r.shape == (1, 8, 9, 9)

@@ -147,12 +147,17 @@ def _emit_square(emitter: StatementEmitter, loop: For) -> bool:
 
 def _is_dense(store: Store, row: Var, place: Var, size: int) -> bool:
     """Whether rows of `size` elements are stored one behind the other."""
-    if store.buffer.dtype.bits < 8 or len(store.indices) < 2 or not is_const(store.buffer.shape[-1], size):
+    if store.buffer.dtype.bits < 8:
         return False
-    *before, at, last = store.indices
-    along = linear_coefficients(at, (row, place))
-    is_row = along is not None and place not in along[0] and is_const(along[0].get(row, const(0)), 1)
-    return last is place and is_row and not any(node in (row, place) for index in before for node in walk(index))
+    *before, last = store.indices
+    if last is place and before and is_const(store.buffer.shape[-1], size):
+        *before, last = before
+        steps = {row: 1}
+    else:
+        steps = {row: size, place: 1}
+    along = linear_coefficients(last, (row, place))
+    is_row = along is not None and all(is_const(along[0].get(var, const(0)), steps.get(var, 0)) for var in (row, place))
+    return is_row and not any(node in (row, place) for index in before for node in walk(index))
 
 
 def _interleaved(b: FunctionBuilder, rows: list[Value]) -> Value:

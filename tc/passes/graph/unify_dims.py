@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from tc.ir.arith import prove
 from tc.ir.expr import Const, Eq, Expr, Var
 from tc.ir.graph import Binding, Call, Function, TensorVar
 from tc.ir.module import IRModule
@@ -17,8 +18,18 @@ from tc.passes.manager import graph_pass
 def dims_as_required(params: Sequence[TensorVar], requirements: Iterable[Requirement]) -> dict[Var, Expr]:
     """For each dim of the inputs that is required to be a number, or another one of theirs: the number, or the first of all these.
 
-    What is required of the dims of inputs is checked before anything runs, so a program may speak of one where the model has two.
+    What is required of the dims of inputs is checked before anything runs, so a program may speak of one where the model has two. What is
+    assumed does not count where nothing fits it all: the program that assumes nothing is then the one that runs.
     """
+    known = list(requirements)
+    found = _equal_dims(params, known)
+    renamed = Substitution(found)
+    if any(prove(renamed(requirement.condition)) is False for requirement in known):
+        return _equal_dims(params, [requirement for requirement in known if not requirement.assumed])
+    return found
+
+
+def _equal_dims(params: Sequence[TensorVar], requirements: Iterable[Requirement]) -> dict[Var, Expr]:
     dims = dims_of_types([p.type for p in params if isinstance(p.type, TensorType)])
     order: dict[Expr, int] = {var: number for number, var in enumerate(dims)}
     first: dict[Var, Expr] = {}

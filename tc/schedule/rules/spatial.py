@@ -7,9 +7,9 @@ from math import gcd, prod
 
 from tc.cost.typical import USUAL_DIM
 from tc.ir.arith import linear_coefficients, prove
-from tc.ir.expr import Buffer, Const, Expr, FloorMod, Load, Max, Min, Var, equal, is_const
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, FloorMod, Load, Max, Min, Var, const, equal, is_const
 from tc.ir.loop import Store
-from tc.ir.node import Node, children, walk
+from tc.ir.node import Node, children, substitute, walk
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.analysis import BlockInfo, axes_in, block_infos
 from tc.schedule.layout import facts_of_axes
@@ -69,6 +69,9 @@ ROW_VECTORS = 4
 MOST_COLUMNS = 15
 """Of a result, which are interleaved in registers where an operand is read along its rows."""
 
+LEAST_LANES = 4
+"""Of a vector of elements that are interleaved with others."""
+
 MOST_EXCHANGED = 8
 """Operands of an element, at most, where squares are exchanged in registers: each row of a square has code of its own for each of them."""
 
@@ -125,7 +128,7 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
         loops = [*loops[:-dense], schedule.fuse(*loops[-dense:])]
         usual_row = USUAL_JOINED
     info = block_info(schedule, block)
-    if _schedule_squares(schedule, info, loops, target):
+    if _schedule_turns(schedule, info, loops, target) or _schedule_squares(schedule, info, loops, target):
         return
     info, loops = block_info(schedule, block), list(schedule.loops_of(block))  # some may have been joined
     row = _row_length(info, loops[-1], schedule.extent_of(loops[-1]), lanes_for(info, target))
@@ -373,6 +376,46 @@ def _schedule_columns(schedule: Schedule, info: BlockInfo, loops: list[str], lan
     inside = lanes * known_product(schedule, [last], 1)
     set_parallel(schedule, info.name, around or [rows], (extent or USUAL_ROW) * known_product(schedule, [last], 1) if around else inside)
     return True
+
+
+def _schedule_turns(schedule: Schedule, info: BlockInfo, loops: list[str], target: Target) -> bool:
+    """Where a row takes its elements in turn from a few rows, as of images made larger: a vector of each, interleaved in registers."""
+    turns, extent = _turns(info, loops[-1]), extent_value(schedule, loops[-1])
+    if not 1 < turns <= MOST_COLUMNS or prove(equal(schedule.extent_of(loops[-1]) % turns, 0), facts_of_axes(schedule.func)) is not True:
+        return False
+    lanes = min(lanes_for(info, target), 1 << (extent // turns).bit_length() - 1 if extent else MANY)
+    if lanes < max(turns, LEAST_LANES) or not schedule.choose(info.name, "turns", (False, True), True, ordered=False):
+        return False
+    *around, last = loops
+    rows, place = schedule.split(last, turns)
+    few = cut_overlapped(schedule, rows, lanes)
+    schedule.vectorize(place)
+    schedule.unroll(few.inside)
+    schedule.annotate_loop(few.inside, "transpose", 1)
+    if not few.is_whole:
+        peel(schedule, few.around)
+    set_parallel(schedule, info.name, around or [few.around], extent or USUAL_ROW if around else lanes * turns)
+    return True
+
+
+def _turns(info: BlockInfo, last: str) -> int:
+    """From how many places elements along the last loop are taken in turn, each time the next ones there; 0 where they are not."""
+    found: set[int] = set()
+    axes = [axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == last]
+    takes_turns = False
+    for index in (index for load in loads_of(info) for index in load.indices):
+        if len(axes) != 1 or reads_memory(index):
+            return 0
+        parts = [node for node in walk(index) if isinstance(node, (FloorMod, FloorDiv)) and axes[0] in variables(node.lhs)]
+        takes_turns |= any(isinstance(node, FloorMod) for node in parts)
+        for node in parts:
+            along = linear_coefficients(node.lhs, axes)
+            if along is None or not is_const(along[0].get(axes[0], const(0)), 1) or not isinstance(node.rhs, Const):
+                return 0
+            found.add(int(node.rhs.value))
+        if axes[0] in variables(substitute(index, {node: const(0) for node in parts})):
+            return 0
+    return found.pop() if takes_turns and len(found) == 1 else 0
 
 
 def _lie_side_by_side(info: BlockInfo, last: str) -> bool:

@@ -1,0 +1,70 @@
+"""Rows that take their elements in turn from a few others, as images made larger do: interleaved in registers, whatever the sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tc
+from tests.frontend.models import make_model, node
+
+DTYPES = (np.float32, np.uint8, np.int64, np.float16, np.bool_, ml_dtypes.bfloat16)
+
+
+def enlarged(x: np.ndarray, size: int, mode: str) -> np.ndarray:
+    n, c, h, w = x.shape
+    c //= size * size
+    split, order = ([n, c, size, size, h, w], [0, 1, 4, 2, 5, 3]) if mode == "CRD" else ([n, size, size, c, h, w], [0, 3, 4, 1, 5, 2])
+    return x.reshape(split).transpose(order).reshape(n, c, h * size, w * size)
+
+
+def model_of(dims: list[Any], size: int, mode: str, dtype: type = np.float32) -> Any:
+    return make_model([node("DepthToSpace", "x", "y", blocksize=size, mode=mode)], {"x": (dtype, dims)}, ["y"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_images_of_any_width_made_larger(mode: str, size: int, dtype: type, rng: np.random.Generator) -> None:
+    symbolic = tc.compile(model_of(["n", 2 * size * size, "h", "w"], size, mode, dtype), threads=2)
+    for width in (1, 3, 4, 7, 8, 16, 17, 30, 64, 65):
+        x = rng.integers(0, 2, (2, 2 * size * size, 3, width)).astype(dtype)
+        static = tc.compile(model_of(list(x.shape), size, mode, dtype))
+
+        for module in (static, symbolic):
+            np.testing.assert_array_equal(module(x), enlarged(x, size, mode), err_msg=str(width))
+
+
+@pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "c"])
+def test_on_other_targets_and_behind_what_is_computed(target: str, rng: np.random.Generator) -> None:
+    nodes = [node("Mul", "x two", "t"), node("DepthToSpace", "t", "u", blocksize=3), node("Slice", "u a b axis", "y")]
+    literals = {"two": np.array(2, np.float32), "a": np.array([1]), "b": np.array([100]), "axis": np.array([3])}
+    x = rng.integers(-9, 9, (1, 18, 4, 37)).astype(np.float32)
+    module = tc.compile(make_model(nodes, {"x": (np.float32, list(x.shape))}, ["y"], literals), target=target, threads=2)
+
+    np.testing.assert_array_equal(module(x), enlarged(2 * x, 3, "DCR")[..., 1:100])
+
+
+def test_no_element_is_gathered() -> None:
+    for size in (2, 3, 5):
+        text = tc.lower(model_of([1, 2 * size * size, 5, 40], size, "DCR"), "scheduled", target="x86-64-v3").as_text()
+
+        assert "transpose=1" in text and f"vectorized({size})" in text
+
+
+@pytest.mark.parametrize("stride, kernel", [(3, 3), (4, 4), (2, 2), (3, 9)])
+def test_transposed_convolutions_by_phases(stride: int, kernel: int, rng: np.random.Generator) -> None:
+    x, w = rng.integers(-3, 4, (1, 4, 7, 19)).astype(np.float32), rng.integers(-3, 4, (4, 3, kernel, kernel)).astype(np.float32)
+    pads = [(kernel - stride) // 2] * 4
+    nodes = [node("ConvTranspose", "x w", "y", strides=[stride] * 2, pads=pads)]
+    model = make_model(nodes, {"x": (np.float32, list(x.shape))}, ["y"], {"w": w})
+    full = np.zeros((3, 6 * stride + kernel, 18 * stride + kernel), np.float32)
+    for i in range(7):
+        for j in range(19):
+            full[:, i * stride : i * stride + kernel, j * stride : j * stride + kernel] += np.einsum("c,cokl->okl", x[0, :, i, j], w)
+    cut = pads[0]
+
+    np.testing.assert_array_equal(tc.compile(model)(x)[0], full[:, cut : full.shape[1] - cut, cut : full.shape[2] - cut])
