@@ -88,3 +88,20 @@ def test_whoever_reads_them_results_are_right(rest: tuple[str, tuple[str, str]])
     literals = {"w": np.linspace(-1, 1, 50, dtype=np.float32).reshape(10, 5), "rows": np.array([5, 0, 3, 3]), "last": np.array([1])}
 
     assert kernels(graph, (6, 10), literals={name: value for name, value in literals.items() if f" {name})" in nodes})
+
+
+def test_what_is_made_wider_before_is_made_once_for_all_parts() -> None:
+    """It was to be computed where it is read as well: in the group of the split that was there no more."""
+    made = kernels(
+        """g (float[3, 16, 10] x) => (float[3, 4, 10] a, float[3, 12, 10] b) {
+        q = Cast <to = 3> (x)
+        d = Cast <to = 1> (q)
+        sizes = Constant <value_ints = [4, 12]> ()
+        p, r = Split <axis = 1> (d, sizes)
+        a = Neg (p)
+        b = Relu (r)
+        }""",
+        (3, 16, 10),
+    )
+
+    assert made == ["cast_cast", "slice_neg", "slice_relu"]

@@ -312,6 +312,8 @@ class _Grouping:
         read = [[target for target in node.binding.targets if target in atoms_read(reader.binding.value)] for reader in readers]
         if any(len(targets) > 1 for targets in read) or (_is_split(node) and any(map(_is_kept_apart, readers))):
             return
+        if any(reader not in self.members[reader.group] for reader in readers):  # copies of it are what reads now
+            return
         before = [reader.binding for reader in readers]
         targets = [target for (target,) in read]
         copies = [_copied(node, target, -1 - k) for k, target in enumerate(targets)]
