@@ -257,8 +257,8 @@ register(
 
 def _infer_gather_nd(types: Types, attrs: Attrs) -> TensorType:
     x, indices = operand(types, 0, "gather_nd"), operand(types, 1, "gather_nd")
-    if not isinstance(indices.shape[-1], Const):
-        raise ShapeError(f"gather_nd: the last dim of indices {indices} must be known")
+    if indices.rank <= attrs.batch_dims or not isinstance(indices.shape[-1], Const):
+        raise ShapeError(f"gather_nd: indices {indices} with {attrs.batch_dims} batch dims need one more, the last, that is known")
     depth = int(indices.shape[-1])
     if depth + attrs.batch_dims > x.rank:
         raise ShapeError(f"gather_nd: indices {indices} choose {depth} axes of {x}")
@@ -329,9 +329,9 @@ def combine_updates(reduction: str, old: Expr, new: Expr) -> Expr:
         case "none":
             return new
         case "add":
-            return old + new
+            return te.maximum(old, new) if old.dtype.is_bool else old + new  # as in numpy
         case "mul":
-            return old * new
+            return te.minimum(old, new) if old.dtype.is_bool else old * new
         case "max":
             return te.maximum(old, new)
         case "min":
@@ -476,8 +476,8 @@ def _run_scatter_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
 
 def _infer_scatter_nd(types: Types, attrs: Attrs) -> TensorType:
     x, indices = operand(types, 0, "scatter_nd"), operand(types, 1, "scatter_nd")
-    if not isinstance(indices.shape[-1], Const):
-        raise ShapeError(f"scatter_nd: the last dim of indices {indices} must be known")
+    if not indices.rank or not isinstance(indices.shape[-1], Const):
+        raise ShapeError(f"scatter_nd: indices {indices} need a last dim that is known")
     if int(indices.shape[-1]) > x.rank:
         raise ShapeError(f"scatter_nd: indices {indices} choose {int(indices.shape[-1])} axes of {x}")
     updates, wanted = operand(types, 2, "scatter_nd"), (*indices.shape[:-1], *x.shape[int(indices.shape[-1]) :])

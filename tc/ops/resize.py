@@ -9,7 +9,7 @@ import numpy as np
 
 from tc import te
 from tc.errors import ShapeError, UnsupportedError
-from tc.ir.dtype import f32, i32, i64
+from tc.ir.dtype import DType, f32, f64, i32, i64
 from tc.ir.expr import (
     Expr,
     MathCall,
@@ -187,8 +187,8 @@ def _clamped(place: Expr, dim: Expr) -> Expr:
     return maximum(minimum(place, dim - 1), 0)
 
 
-def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs) -> list[tuple[Expr, Expr | None]]:
-    """(index, weight) of the input elements along one axis; weight None means 1."""
+def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs, kind: DType) -> list[tuple[Expr, Expr | None]]:
+    """(index, weight) of the input elements along one axis, in numbers of `kind`; weight None means 1."""
     whole = _whole_ratio(n_in, n_out, scale)
     if attrs.mode == "nearest" and whole is not None and (
         (attrs.coordinate_mode == "asymmetric" and attrs.nearest_mode in ("floor", "simple"))
@@ -198,10 +198,10 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs) -> list
         return [(axis // whole, None)]  # enlarging by a whole number: plain index arithmetic
 
     def to_float(value: Any) -> Any:
-        return cast(value, f32) if isinstance(value, Expr) else const(float(value), f32)
+        return cast(value, kind) if isinstance(value, Expr) else const(float(value), kind)
 
     static_out = int(n_out) if is_const(n_out) else n_out
-    place = source_place(cast(axis, f32), n_in, static_out, scale, attrs.coordinate_mode, to_float)
+    place = source_place(cast(axis, kind), n_in, static_out, scale, attrs.coordinate_mode, to_float)
     if attrs.mode == "nearest":
         return [(_clamped(cast(nearest(place, attrs.nearest_mode, scale), i64), n_in), None)]
     base_float = call("floor", place)
@@ -215,16 +215,18 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs) -> list
     ]
 
 
-def _tables(n_in: Expr, size: Expr, scale: Any, attrs: Attrs, axis: int) -> Callable[[Expr], list[tuple[Expr, Expr | None]]]:
+def _tables(
+    n_in: Expr, size: Expr, scale: Any, attrs: Attrs, axis: int, kind: DType
+) -> Callable[[Expr], list[tuple[Expr, Expr | None]]]:
     """`_taps` of any place along an axis, by tables where they take many steps: the same for all rows."""
-    found = _taps(Var("i", i64), n_in, size, scale, attrs)
+    found = _taps(Var("i", i64), n_in, size, scale, attrs, kind)
     if not any(isinstance(node, MathCall) for place, _ in found for node in walk(place)):
-        return lambda place: _taps(place, n_in, size, scale, attrs)
+        return lambda place: _taps(place, n_in, size, scale, attrs, kind)
     narrow = i32 if is_const(n_in) and int(n_in) < 2**31 else i64
 
     def table(k: int, part: int) -> Tensor:
         def entry(i: Expr) -> Expr:
-            value = _taps(i, n_in, size, scale, attrs)[k][part]
+            value = _taps(i, n_in, size, scale, attrs, kind)[k][part]
             assert value is not None
             return cast(value, narrow) if part == 0 else value
 
@@ -254,20 +256,21 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     assert result is not None
     source = result
     dtype = source.dtype
+    kind = f64 if dtype is f64 and attrs.mode != "nearest" else f32
     given = tensors[1] if len(tensors) > 1 else None
     scales = attrs.scales if given is None else [cast(given[const(d)], f32) for d in range(len(source.shape))]
     for axis, (size, scale) in enumerate(zip(types[0].shape, scales, strict=True)):
         if size is source.shape[axis] and scale in (None, 1.0):
             continue
         shape = (*result.shape[:axis], size, *result.shape[axis + 1 :])
-        tables = _tables(result.shape[axis], size, scale, attrs, axis)
+        tables = _tables(result.shape[axis], size, scale, attrs, axis, kind)
 
         def body(*axes: Expr, axis: int = axis, scale: Any = scale, x: Tensor = result, taps: Any = tables) -> Expr:
             total: Expr | None = None
             for place, weight in taps(axes[axis]):
                 value: Expr = x[(*axes[:axis], place, *axes[axis + 1 :])]
                 if weight is not None:
-                    value = cast(value, f32) * weight
+                    value = cast(value, kind) * weight
                 total = value if total is None else total + value
             assert total is not None
             if not isinstance(scale, Expr):

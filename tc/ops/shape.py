@@ -339,6 +339,8 @@ def _infer_pad(types: Types, attrs: Attrs) -> TensorType:
         raise ShapeError(f"pad: {len(pads)} pads for {x}; there must be two per axis")
     fill = types[1] if len(types) > 1 else None
     if fill is not None:
+        if fill.dtype != x.dtype:
+            raise ShapeError(f"pad: the value is {fill}, but must be of the type of {x}")
         require(equal(product(fill.shape), 1), f"pad: the value is {fill}, but must be one number")
     for d, dim in enumerate(x.shape):
         cut = [minimum(pad, 0) for pad in (pads[d], pads[x.rank + d]) if not (isinstance(pad, Const) and int(pad) >= 0)]

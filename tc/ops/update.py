@@ -43,7 +43,8 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
     axis, size, count = attrs.axis, x.shape[attrs.axis], update.shape[attrs.axis]
 
     def element(*axes: Expr) -> Expr:
-        offset = axes[axis] if begins is None else axes[axis] - cast(begins[axes[0]], i64)
+        begin = None if begins is None else cast(begins[axes[0]], i64)
+        offset = axes[axis] if begin is None else axes[axis] - (begin % size if attrs.circular else begin)
         if attrs.circular:
             offset = select(offset < 0, offset + size, offset)
         held = maximum(minimum(offset, count - 1), const(0))

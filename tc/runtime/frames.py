@@ -150,6 +150,8 @@ def _store_result(
     if result.dtype != slot.type.dtype.numpy:
         raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
     if any(node in found for node in walk(slot.type)):
+        if not result.size and result.ndim != slot.type.rank:  # of a loop that ran no time, whose body does not say what it stacks
+            result = np.zeros((0,) * slot.type.rank, result.dtype)
         sizes: tuple[int, ...] = result.shape
         if len(sizes) != slot.type.rank:
             raise TcError(f"a reference kernel returned shape {sizes}, expected {slot.type}")

@@ -46,6 +46,7 @@ from tc.ir.arith import Facts, prove
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr, const, is_const
 from tc.ir.graph import AttrValue
+from tc.ops.common import normalize_axes, normalize_axis
 from tc.ops.registry import OpDef, Requirement, scoped_ops
 
 GraphImporter = Any
@@ -280,7 +281,10 @@ class NodeContext(Calls):
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Expr, ...]:
         """The elements of an integer input as dims. `count`: how many there must be."""
-        return self.graph.dims(self.of_length(index, count), f"{self.label}.{what}", self.span)
+        found = self.graph.dims(self.of_length(index, count), f"{self.label}.{what}", self.span)
+        if count is not None and len(found) != count:
+            raise ShapeError(f"{self.op_type}: {what} (input {index}) has {len(found)} elements, must have {count}")
+        return found
 
     def of_length(self, index: int, count: int | None) -> ModelValue:
         """An input; where it is a vector of a length that only the run tells, one of `count` elements, which is checked then."""
@@ -288,6 +292,12 @@ class NodeContext(Calls):
         if count is None or value.rank != 1 or isinstance(value.shape[0], Const):
             return value
         return self.call("reshape", value, shape=(const(count),))
+
+    def different_axes(self, axes: Sequence[int], rank: int) -> list[int]:
+        """The axes, in their order, from the front; ShapeError for one that is out of range or named twice."""
+        found = [normalize_axis(axis, rank, self.op_type) for axis in axes]
+        normalize_axes(found, rank, self.op_type)
+        return found
 
     def axes(self, index: int | None = None) -> list[int] | None:
         """The axes of the node: the attribute, or the input `index` (a constant)."""

@@ -13,7 +13,8 @@ from tc.errors import InputError
 from tc.frontend.onnx.node_context import NodeContext
 from tc.frontend.onnx.operand_sizes import check_sizes
 from tc.frontend.onnx.values import ModelValue
-from tc.ir.expr import Const, Expr
+from tc.ir.dtype import i64, int_range
+from tc.ir.expr import Const, Expr, const
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ def _positions(n: NodeContext) -> Expr:
 
 
 def _last_write(n: NodeContext) -> Expr:
-    """Where an update may begin; a circular one goes on at the front."""
+    """Where an update may begin; a circular one does so anywhere, counted round and round."""
+    if n.attr("mode", b"linear") in (b"circular", "circular"):
+        return const(int_range(i64)[1])
     axis = n.attr("axis", -2)
-    room = n.value(0).shape[axis]
-    return room if n.attr("mode", b"linear") in (b"circular", "circular") else room - n.value(1).shape[axis] + 1
+    return n.value(0).shape[axis] - n.value(1).shape[axis] + 1
 
 
 OPERAND_CHECKS: dict[str, OperandCheck] = {

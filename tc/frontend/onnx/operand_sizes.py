@@ -12,6 +12,7 @@ from tc.errors import NodeError, ShapeError
 from tc.frontend.onnx.node_context import NodeContext
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.expr import Expr, const, equal
+from tc.ir.types import product
 from tc.ops.common import require_broadcasts_to, require_equal
 from tc.ops.registry import require
 
@@ -115,8 +116,32 @@ OPERAND_SIZES: dict[str, Callable[[NodeContext], None]] = {
 }
 
 
+SINGLE_NUMBERS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Trilu", "TopK", "OneHot", "CumSum"), (1,)),
+    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), (0,)),
+    "DFT": (1, 2),
+    "STFT": (1, 3),
+    "Loop": (0, 1),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "SequenceAt": (1,),
+    "SequenceErase": (1,),
+    "SequenceInsert": (2,),
+}
+"""Inputs that are one number, by operator: a scalar, or a vector of one element."""
+
+
 def check_sizes(n: NodeContext) -> None:
     """State what the sizes of the node's operands must be to each other. ShapeError for those that cannot fit."""
-    rule = OPERAND_SIZES.get(n.op_type) if not n.domain else None
+    if n.domain:
+        return
+    rule, single = OPERAND_SIZES.get(n.op_type), SINGLE_NUMBERS.get(n.op_type, ())
+    numbers = [(k, value) for k in single if k < len(n.inputs) and isinstance(value := n.inputs[k], ModelValue)]
     if rule is not None:
         n.graph.state(lambda: rule(n), n.span)
+    if numbers:
+        n.graph.state(lambda: _require_one_each(n, numbers), n.span)
+
+
+def _require_one_each(n: NodeContext, numbers: Sequence[tuple[int, ModelValue]]) -> None:
+    for k, value in numbers:
+        require(equal(product(value.shape), 1), f"{n.op_type}: input {k} is {value.type}, but must be one number")

@@ -86,7 +86,7 @@ class _Targets:
 def import_resize(n: NodeContext) -> NodeResult:
     x = n.value(0)
     mode, coordinates = n.attr("mode", "nearest"), n.attr("coordinate_transformation_mode", "half_pixel")
-    axes = [axis % x.rank for axis in n.attr("axes") or range(x.rank)]
+    axes = n.different_axes(n.attr("axes") or range(x.rank), x.rank)
     factors = _scales_from_data(n, x, axes)
     found = _resize_targets(n, x, axes) if factors is None else _Targets(_sizes_from_data(n, x, factors), (None,) * x.rank, factors)
     attrs: dict[str, AttrValue] = {
@@ -183,6 +183,9 @@ def _resize_targets(n: NodeContext, x: ModelValue, axes: Sequence[int]) -> _Targ
         raise NodeError("Resize: neither sizes nor scales are given")
     array = n.graph.array(given)
     elements = n.graph.elements(given)
+    counted = array if array is not None else elements
+    if counted is not None and counted.size != len(axes):
+        raise ShapeError(f"Resize: {counted.size} scales for {len(axes)} axes")
     for k, axis in enumerate(axes):
         if array is not None:
             scales[axis] = float(array.reshape(-1)[k])

@@ -35,6 +35,7 @@ from tc.ir.arith import prove
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, ceildiv, const
 from tc.ir.types import TensorType
+from tc.ops.registry import require
 
 
 def _sequence(n: NodeContext, index: int, position: int | None = None) -> SequenceValue | StoredSequence:
@@ -98,6 +99,11 @@ def import_sequence_at(n: NodeContext) -> NodeResult:
 
 @onnx_op("SequenceInsert")
 def import_sequence_insert(n: NodeContext) -> NodeResult:
+    sequence = _sequence(n, 0)
+    if isinstance(sequence, SequenceValue) and not sequence.items and n.is_data(2):
+        (first,) = n.dims(2, "position", 1)  # below 0 it is refused
+        n.graph.state(lambda: require(first <= 0, f"SequenceInsert: the position is {first}, but the sequence is empty"), n.span)
+        return SequenceValue((n.value(1),))
     sequence = _sequence(n, 0, 2)
     if isinstance(sequence, StoredSequence):
         return inserted(n, sequence, n.value(1), n.optional(2))

@@ -120,7 +120,7 @@ def import_eye_like(n: NodeContext) -> NodeResult:
 
 @onnx_op("OneHot")
 def import_one_hot(n: NodeContext) -> NodeResult:
-    (depth,) = n.dims(1, "depth") if n.value(1).dtype.is_int else _float_dims(n, 1)
+    (depth,) = n.dims(1, "depth", 1) if n.value(1).dtype.is_int else _float_dims(n, 1)
     return n.call("one_hot", n.value(0), n.value(2), depth=depth, axis=n.attr("axis", -1))
 
 
@@ -236,8 +236,7 @@ def import_flatten(n: NodeContext) -> NodeResult:
 def import_squeeze(n: NodeContext) -> NodeResult:
     x = n.value(0)
     if n.opset >= 13 and n.is_data(1):
-        count_of(n, 1)
-        return n.call("reshape", x, shape=without_axes(n, x.shape, axes_from_data(n, 1, x.rank)))
+        return x if not count_of(n, 1) else n.call("reshape", x, shape=without_axes(n, x.shape, axes_from_data(n, 1, x.rank)))
     axes = n.axes(1 if n.opset >= 13 else None)
     if axes is None:
         unsure = [dim for dim in x.shape if prove(equal(dim, 1), n.facts) is None]
@@ -250,8 +249,8 @@ def import_squeeze(n: NodeContext) -> NodeResult:
 @onnx_op("Unsqueeze")
 def import_unsqueeze(n: NodeContext) -> NodeResult:
     if n.opset >= 13 and n.is_data(1):
-        x = n.value(0)
-        return n.call("reshape", x, shape=with_axes(n, x.shape, axes_from_data(n, 1, x.rank + count_of(n, 1))))
+        x, count = n.value(0), count_of(n, 1)
+        return n.call("reshape", x, shape=with_axes(n, x.shape, axes_from_data(n, 1, x.rank + count))) if count else x
     axes = n.axes(1 if n.opset >= 13 else None)
     if axes is None:
         raise NodeError("Unsqueeze: the axes are missing")
@@ -296,7 +295,7 @@ def import_split(n: NodeContext) -> NodeResult:
     axis %= x.rank
     sizes: Sequence[Expr | int] | None = n.attr("split") if n.opset < 13 else None
     if n.opset >= 13 and n.optional(1) is not None:
-        sizes = n.dims(1, "split")
+        sizes = n.dims(1, "split", n.num_outputs)
     if sizes is None:
         sizes = equal_parts(x.shape[axis], n.num_outputs, n)
     if len(sizes) != n.num_outputs:
@@ -429,6 +428,8 @@ def unique_values(
 @onnx_op("Compress")
 def import_compress(n: NodeContext) -> NodeResult:
     x, condition, axis = n.value(0), n.value(1), n.attr("axis")
+    if condition.rank != 1:
+        raise ShapeError(f"Compress: the condition is {condition.type}, but must have 1 dim")
     if axis is None or not x.rank:
         x, axis = n.call("reshape", x, shape=(product(x.shape),)), 0
     axis, size, given = normalize_axis(axis, x.rank, "Compress"), x.shape[axis], condition.shape[0]

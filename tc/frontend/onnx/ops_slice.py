@@ -245,10 +245,8 @@ def _pads_of_axes(given: Sequence[Expr], axes: Sequence[Expr], rank: int) -> lis
 def import_center_crop_pad(n: NodeContext) -> NodeResult:
     """What is too much or missing is cut off or added on both sides, an odd one at the end."""
     x = n.value(0)
-    axes = n.attr("axes") or list(range(x.rank))
+    axes = n.different_axes(n.attr("axes") or range(x.rank), x.rank)
     sizes = n.dims(1, "shape", len(axes))
-    if len(axes) != len(sizes):
-        raise ShapeError(f"CenterCropPad: {len(sizes)} sizes for {len(axes)} axes")
     begin, end = [const(0)] * x.rank, [const(0)] * x.rank
     for axis, size in zip(axes, sizes, strict=True):
         missing = size - x.shape[axis]

@@ -44,6 +44,7 @@ def axes_from_data(n: NodeContext, index: int, rank: int) -> tuple[Expr, ...]:
 
     def all_differ() -> None:
         for k, axis in enumerate(axes):
+            require(axis < rank, f"{n.op_type}: an axis is out of range for rank {rank}")  # though no size depends on it
             for other in axes[:k]:
                 require(select(equal(axis, other), const(0), const(1)) > 0, f"{n.op_type}: an axis is named twice")
 
