@@ -72,12 +72,14 @@ def output_array(value: Any, shape: tuple[int, ...], dtype: np.dtype, name: str)
 
 
 def like(first: Any, result: np.ndarray) -> Any:
-    """`result` as the kind of array that `first` is, through that kind's own `from_dlpack`."""
+    """`result` as the kind of array that `first` is, through that kind's own `from_dlpack`; as it is where DLPack has no such dtype."""
     module = type(first).__module__.partition(".")[0]
     reader = getattr(sys.modules.get(module), "from_dlpack", None)
     if reader is None or not hasattr(first, "__dlpack__"):
         return result
-    return reader(_AsBfloat16(result.view(np.uint16)) if result.dtype == bf16.numpy else result)
+    if result.dtype == bf16.numpy:
+        return reader(_AsBfloat16(result.view(np.uint16)))
+    return reader(result) if result.dtype.isbuiltin == 1 else result
 
 
 def from_dlpack(value: Any) -> np.ndarray:

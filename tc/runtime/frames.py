@@ -78,6 +78,9 @@ class _OwnedBlock:
     def __del__(self, free: Callable[[int], object] = _FREE) -> None:
         free(self._address)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError("the memory of a result is no object of its own; copy the array")
+
 
 def owned_array(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """The array in a block of `HostMemory.allocate`, which is its own from now on."""

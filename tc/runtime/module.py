@@ -122,6 +122,7 @@ class CompiledModule(NativeProgram):
                 return dict(zip(self._output_names, self._run_flat(inputs), strict=True))
             except DefaultsReplaced as given:
                 return self._overriding(given.names).run(inputs)  # which may have a signature
+        self._check_names(inputs)
         replaced = tuple(sorted(name for name in inputs if name in self.overridable))
         if replaced:
             return self._overriding(replaced).run(inputs)

@@ -172,9 +172,7 @@ class NativeProgram:
         return np.array(next(self._keys), np.uint64)
 
     def _by_name(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-        if not isinstance(inputs, Mapping):
-            names = ", ".join(self._positions)
-            raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays; the names are: {names}", code="TC2001")
+        self._check_names(inputs)
         if self._is_random and RANDOM_KEY not in inputs:
             inputs = {**inputs, RANDOM_KEY: self._next_key()}
         unknown = [name for name in inputs if name not in self._positions and name not in self.overridable]
@@ -187,6 +185,12 @@ class NativeProgram:
             raise DefaultsReplaced(tuple(sorted(name for name in inputs if name in self.overridable)))
         return tuple(inputs[info.name] for info in self.inputs)
 
+    def _check_names(self, inputs: object) -> None:
+        """InputError unless the inputs of a call map names to arrays."""
+        if not isinstance(inputs, Mapping):
+            names = ", ".join(self._positions)
+            raise InputError(f"the inputs are a {type(inputs).__name__}, must map names to arrays; the names are: {names}", code="TC2001")
+
     def _run_arrays(self, args: tuple[Any, ...], out: Any) -> Sequence[Any]:
         """The results of a call: the short way where nothing is to be converted or explained, else the long one."""
         results = None if self._enter is None else self._run_shortly(args, out)
@@ -197,7 +201,7 @@ class NativeProgram:
         and nothing has run, where arrays are of other sizes than in the call before, or not such as kernels take (see `short_call`)."""
         frame = self._take_frame()
         try:
-            if frame.shapes is None or not (self._fixed_in or [getattr(array, "shape", None) for array in args] == frame.shapes):
+            if frame.shapes is None or not (self._fixed_in or [array.shape for array in args if type(array) is np.ndarray] == frame.shapes):
                 return None
             results: Any
             if out is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,9 @@ class _Loan:
 
     block: Arena
     shelf: Shelf
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError("the memory of a result is no object of its own; copy the array")
 
     def __del__(self) -> None:
         shelf = self.shelf

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 
 import tc
+from tc.errors import InputError
 from tc.runtime import program
 from tests.frontend.models import make_model, node
 
@@ -95,3 +99,37 @@ def test_the_long_way_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         x, _ = rows(np.int8, count, 3, count)
         for _ in range(2):
             np.testing.assert_array_equal(short(x), long(x))
+
+
+def test_the_memory_of_a_result_is_not_copied_as_an_object() -> None:
+    """A copy of what gives it back would have given it back twice."""
+    x = np.ones(60_000, np.float32)
+    found = tc.compile(make_model([node("Compress", "x kept", "y")], {"x": (np.float32, ["n"]), "kept": (np.bool_, ["n"])}, ["y"]))
+    lent = tc.compile(make_model([node("Neg", "x", "y")], {"x": (np.float32, ["n"])}, ["y"]))
+    for y in (found(x, x > 0), lent(x)):
+        for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises((TypeError, ValueError)):  # of ctypes
+                copies(y.base)
+        np.testing.assert_array_equal(copy.deepcopy(y), y)
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(y)), y)
+
+
+def test_what_maps_no_names_is_refused_in_words() -> None:
+    plain = make_model([node("Neg", "x", "y")], {"x": (np.float32, ["n"])}, ["y"])
+    nodes = [node("SequenceConstruct", "x x", "y")]
+    listed = make_model(nodes, {"x": (np.float32, ["n"])}, ["y"])
+    for model in (plain, listed):
+        module = tc.compile(model)
+        for given in ([np.ones(3, np.float32)], None, 3):
+            with pytest.raises(InputError, match="must map names to arrays"):
+                module.run(given)
+
+
+def test_tensors_of_torch_give_arrays_where_it_has_no_such_type() -> None:
+    torch = pytest.importorskip("torch")
+    to_float8 = make_model([node("Cast", "x", "y", to=onnx.TensorProto.FLOAT8E4M3FN)], {"x": (np.float32, ["n"])}, ["y"], opset=19)
+    to_bf16 = make_model([node("Cast", "x", "y", to=onnx.TensorProto.BFLOAT16)], {"x": (np.float32, ["n"])}, ["y"], opset=19)
+    x = torch.ones(4)
+
+    assert tc.compile(to_float8)(x).dtype == ml_dtypes.float8_e4m3fn
+    assert tc.compile(to_bf16)(x).dtype == torch.bfloat16
