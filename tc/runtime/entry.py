@@ -58,6 +58,7 @@ from tc.runtime.frame_layout import (
     CONSTANTS,
     DETAIL,
     FAULTS,
+    NO_MEMORY,
     SIZE,
     THREADS,
     FrameLayout,
@@ -518,7 +519,7 @@ class _EntryEmitter:
 
     def _require_block(self, block: Value, size: Value) -> None:
         present = self.b.compare("icmp ne", block, Value("null", "ptr"))
-        self._fail_unless(present, FailedCheck("out of memory: a result of {value} bytes"), size)
+        self._fail_unless(present, FailedCheck(NO_MEMORY), size)
 
     def _branch(self, condition: Slot, then_steps: tuple[PlanStep, ...], else_steps: tuple[PlanStep, ...]) -> None:
         b = self.b

@@ -11,6 +11,9 @@ from tc.ir.types import TensorType
 THREADS, ARENA, CONSTANTS, CALLBACK, FAULTS, DETAIL, ARENA_BYTES, SIZE, TYPES = range(9)
 _HEADER_WORDS = 9
 
+NO_MEMORY = "out of memory: a result of {value} bytes"
+"""The check of a block that there is no memory for."""
+
 
 @dataclass(frozen=True)
 class FrameLayout:

@@ -18,7 +18,7 @@ from tc.ir.expr import Var
 from tc.ir.node import walk
 from tc.ir.plan import CallOut, Slot
 from tc.runtime.callbacks import Callback, runs_users_code
-from tc.runtime.frame_layout import FrameLayout
+from tc.runtime.frame_layout import NO_MEMORY, FrameLayout
 from tc.runtime.memory import ALIGNMENT, Arena, data_address
 
 _LIBC = ctypes.CDLL(None)
@@ -166,7 +166,7 @@ def _store_result(
         free_block(frame, word)
         address = frame.memory.allocate(result.nbytes)
         if not address:
-            raise LimitError(f"out of memory: a result of {result.nbytes} bytes")
+            raise LimitError(NO_MEMORY.format(value=result.nbytes))
         frame.words[word] = address
     expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
     if result.shape != expected:

@@ -23,7 +23,7 @@ import numpy as np
 
 from tc.codegen.backend import Loaded
 from tc.codegen.device import Device, DeviceBlock
-from tc.errors import InputError
+from tc.errors import InputError, LimitError
 from tc.frontend.imported import RANDOM_KEY
 from tc.ir.dtype import from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Const
@@ -32,7 +32,7 @@ from tc.runtime.arrays import dtype_name, input_array, like, listed, output_arra
 from tc.runtime.available import check_fits
 from tc.runtime.callbacks import Callback
 from tc.runtime.entry import EntrySource
-from tc.runtime.frame_layout import ARENA, ARENA_BYTES, CALLBACK, CONSTANTS, DETAIL, SIZE, THREADS, TYPES
+from tc.runtime.frame_layout import ARENA, ARENA_BYTES, CALLBACK, CONSTANTS, DETAIL, NO_MEMORY, SIZE, THREADS, TYPES
 from tc.runtime.frames import HOST_MEMORY, Frame, free_block, owned_array, run_reference
 from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, aligned_empty, data_address, result_array
 from tc.runtime.pool import get_pool
@@ -460,6 +460,8 @@ class NativeProgram:
         message = check.message
         for name, value in found.items():
             message = message.replace(name, str(value))
+        if check.message == NO_MEMORY:
+            raise LimitError(message)
         values = [f"{name} = {frame.words[self._entry.layout.dims + word]}" for name, word in check.dims]
         raise InputError(f"{message} (here {', '.join(values)})" if values else message, code="TC2004")
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import tc
-from tc.errors import InputError
+from tc.errors import InputError, LimitError
 from tc.runtime import program
 from tests.frontend.models import make_model, node
 
@@ -133,3 +133,13 @@ def test_tensors_of_torch_give_arrays_where_it_has_no_such_type() -> None:
 
     assert tc.compile(to_float8)(x).dtype == ml_dtypes.float8_e4m3fn
     assert tc.compile(to_bf16)(x).dtype == torch.bfloat16
+
+
+def test_no_memory_for_a_result_is_a_limit() -> None:
+    nodes = [node("Expand", "x s", "y")]
+    module = tc.compile(make_model(nodes, {"x": (np.float32, [1]), "s": (np.int64, ["r"])}, ["y"]))
+    one_dim = tc.compile(make_model(nodes, {"x": (np.float32, [1]), "s": (np.int64, [1])}, ["y"]))
+    assert module(np.ones(1, np.float32), np.array([3])).shape == one_dim(np.ones(1, np.float32), np.array([3])).shape == (3,)
+
+    with pytest.raises(LimitError, match="out of memory"):
+        one_dim(np.ones(1, np.float32), np.array([2**50]))
