@@ -169,3 +169,18 @@ def test_a_loop_that_runs_no_time_and_does_not_say_what_it_stacks() -> None:
         found = module.run(feed)["y"]
         assert found.ndim == expected.ndim and len(found) == trips
         np.testing.assert_array_equal(found.reshape(-1), expected.reshape(-1))
+
+
+@pytest.mark.parametrize("axes, pads", [([5], 2), ([-3], 2), ([0, 0], 4), ([0, 1], 2), ([1], 4)])
+def test_literal_axes_of_pads_are_different_ones_that_there_are(axes: list[int], pads: int) -> None:
+    """Axis 5 of a matrix had been its columns, and one named twice got the last of its pads."""
+    literals = {"p": np.ones(pads, np.int64), "a": np.array(axes)}
+    with pytest.raises(UserError) as caught:
+        tc.compile(make_model([node("Pad", "x p - a", "y")], {"x": (np.float32, [2, 3])}, ["y"], literals, opset=18))
+    assert caught.value.code != "TC3900"
+
+
+def test_an_axis_of_a_norm_is_one_that_there_is() -> None:
+    for axis in (5, -3):
+        with pytest.raises(UserError, match="axis"):
+            tc.compile(model("LpNormalization", {"x": (np.float32, [2, 3])}, axis=axis))

@@ -437,6 +437,6 @@ def import_mean_variance_norm(n: NodeContext) -> NodeResult:
 def import_lp_normalization(n: NodeContext) -> NodeResult:
     """x over its norm along an axis; 0 where the norm is 0."""
     x, axis = n.value(0), n.attr("axis", -1)
-    norm = _norm_of(n, x, n.attr("p", 2), (axis % x.rank,))
+    norm = _norm_of(n, x, n.attr("p", 2), tuple(n.different_axes((axis,), x.rank)))
     zero = n.const(0, x.dtype)
     return n.call("where", n.call("equal", norm, zero), zero, n.call("div", x, norm))

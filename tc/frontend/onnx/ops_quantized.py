@@ -263,7 +263,7 @@ def import_qlinear_global_average_pool(n: NodeContext) -> NodeResult:
 @onnx_op("QLinearReduceMean", domain=_DOMAIN)
 def import_qlinear_reduce_mean(n: NodeContext) -> NodeResult:
     x, axes = _first(n), n.attr("axes")
-    chosen = tuple(axis % x.rank for axis in axes) if axes else tuple(range(x.rank))
+    chosen = tuple(n.different_axes(axes, x.rank)) if axes else tuple(range(x.rank))
     return _of_one(n, n.call("mean", x, axes=chosen, keepdims=bool(n.attr("keepdims", 1))))
 
 

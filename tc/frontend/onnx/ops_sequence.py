@@ -60,8 +60,6 @@ def _position(n: NodeContext, index: int, count: int, last: int) -> int | None:
     found = n.ints(index, "the position")
     if found is None:
         return None
-    if len(found) != 1:
-        raise NodeError(f"{n.op_type}: the position (input {index}) has {len(found)} elements, must have one")
     place = found[0] + count if found[0] < 0 else found[0]
     if not 0 <= place <= last:
         raise NodeError(f"{n.op_type}: position {found[0]} in a sequence of {count}")

@@ -218,11 +218,13 @@ def import_pad(n: NodeContext) -> NodeResult:
         if len(amounts) != 2 * count_of(n, 3):
             raise ShapeError(f"Pad: {len(amounts)} pads for {count_of(n, 3)} axes; there must be two per axis")
         amounts = _pads_of_axes(amounts, axes_from_data(n, 3, x.rank), x.rank)
-    elif (axes := n.ints(3, "axes")) is not None:
+    elif (named := n.ints(3, "axes")) is not None:
+        axes = n.different_axes(named, x.rank)
+        if len(amounts) != 2 * len(axes):
+            raise ShapeError(f"Pad: {len(amounts)} pads for {len(axes)} axes; there must be two per axis")
         given, amounts = amounts, [const(0)] * (2 * x.rank)
         for k, axis in enumerate(axes):
-            amounts[axis % x.rank] = given[k]
-            amounts[x.rank + axis % x.rank] = given[len(axes) + k]
+            amounts[axis], amounts[x.rank + axis] = given[k], given[len(axes) + k]
     fill = n.optional(2)
     if fill is not None and fill.rank:
         fill = n.call("reshape", fill, shape=())
