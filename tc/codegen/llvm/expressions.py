@@ -25,6 +25,7 @@ from tc.codegen.llvm.scalars import (
     emit_compare,
     emit_division,
     emit_float_operation,
+    emit_integer_extreme,
     emit_integer_math,
     fold,
     literal,
@@ -202,11 +203,9 @@ class ExpressionEmitter(MemoryEmitter):
             case Mul():
                 return self.b.mul(a, b)
             case Min() | Max():
-                signed = expr.dtype.kind == "int"
-                name = ("s" if signed else "u") + ("min" if isinstance(expr, Min) else "max")
                 if expr.dtype.is_bool:
                     return self.b.binary("and" if isinstance(expr, Min) else "or", a, b)
-                return self.b.intrinsic(name, a, b)
+                return emit_integer_extreme(self.b, type(expr), expr.dtype, a, b)
         return emit_division(self.b, expr, a, b, self.facts)
 
     def _float_binary(self, expr: BinaryExpr) -> Value:

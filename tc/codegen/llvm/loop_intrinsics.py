@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from tc.codegen.llvm.builder import FunctionBuilder, Value, int_value
 from tc.codegen.llvm.places import Lane, State
-from tc.codegen.llvm.scalars import emit_float_operation
+from tc.codegen.llvm.scalars import emit_float_operation, emit_integer_extreme
 from tc.ir.arith import linear_coefficients
 from tc.ir.dtype import DType
-from tc.ir.expr import Buffer, Expr, Load, Min, Var, const, is_const
+from tc.ir.expr import Buffer, Expr, Load, Var, const, is_const
 from tc.ir.hints import NO_HINTS
 from tc.ir.loop import For, PrimFunc, Stmt, Store
 from tc.ir.node import walk
@@ -99,7 +99,7 @@ def _combined(b: FunctionBuilder, tree: TreeLoop, lhs: Value, rhs: Value) -> Val
     dtype = tree.value.dtype
     if dtype.is_float:
         return emit_float_operation(b, tree.operation, lhs, rhs)
-    return b.intrinsic(("s" if dtype.kind == "int" else "u") + ("min" if tree.operation is Min else "max"), lhs, rhs)
+    return emit_integer_extreme(b, tree.operation, dtype, lhs, rhs)
 
 
 def _half(b: FunctionBuilder, tree: TreeLoop, vector: Value) -> Value:

@@ -165,6 +165,11 @@ def _zero_if_zero(builder: FunctionBuilder, divisor: Value, result: Value) -> Va
     return builder.select(is_zero, builder.int(0, result), result)
 
 
+def emit_integer_extreme(builder: FunctionBuilder, operation: type[Expr], dtype: DType, a: Value, b: Value) -> Value:
+    """The smaller (Min) or the larger (Max) of two integers."""
+    return builder.intrinsic(("s" if dtype.kind == "int" else "u") + ("min" if operation is Min else "max"), a, b)
+
+
 def emit_float_operation(builder: FunctionBuilder, operation: type[Expr], a: Value, b: Value, second: Expr | None = None) -> Value:
     """a op b; `second` is what b was made from, if that is known.
 

@@ -23,10 +23,12 @@ def dims_as_required(params: Sequence[TensorVar], requirements: Iterable[Require
     """
     known = list(requirements)
     found = _equal_dims(params, known)
+    required = [requirement for requirement in known if not requirement.assumed]
+    if len(required) == len(known):
+        return found
     renamed = Substitution(found)
-    if any(prove(renamed(requirement.condition)) is False for requirement in known):
-        return _equal_dims(params, [requirement for requirement in known if not requirement.assumed])
-    return found
+    fits = all(prove(renamed(requirement.condition)) is not False for requirement in known)
+    return found if fits else _equal_dims(params, required)
 
 
 def _equal_dims(params: Sequence[TensorVar], requirements: Iterable[Requirement]) -> dict[Var, Expr]:
