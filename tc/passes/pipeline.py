@@ -61,6 +61,7 @@ from tc.passes.loop import (
     hold_fragments,
     interleave_stores,
     intrinsics,
+    invert_divisors,
     lift_workspace,
     lower_blocks,
     mark_in_place,
@@ -87,7 +88,7 @@ REGISTERED = (
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(separate_attention, separate_windows, transforms_as_products, unify_dims),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
-    *(cut_borders, exchange_lanes, fake_quantize, hoist_choices, interleave_stores),
+    *(cut_borders, exchange_lanes, fake_quantize, hoist_choices, interleave_stores, invert_divisors),
     *(distribute_threads, hold_fragments, mark_numerics, partition_loops, pipeline_loops, privatize_scratch, report_in_order),
     *(round_once, simplify_loops, swizzle_shared, unroll_launches, whole_vectors),
 )
@@ -190,6 +191,7 @@ FINISH = """
     lift_workspace,
     mark_in_place,
     hoist_choices,                  # what may work in place is seen before its one store is several
+    invert_divisors,
     check_accesses,
 """
 """Of a scheduled PrimFunc, to loops without blocks that a compiler of loops takes."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify, slack_of
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, Le, Load, Lt, Select, Var, conjuncts, const, logical_and
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store
-from tc.ir.node import Node, NodeT, replace, transform, walk
+from tc.ir.node import Node, NodeT, cached_on_node, replace, transform, walk
 from tc.ir.structural import fresh_binders
 from tc.ir.uses import has_choices, variables
 from tc.passes.manager import loop_pass
@@ -41,25 +42,40 @@ def hoist_choices(func: PrimFunc) -> PrimFunc:
 
 
 def _hoist(stmt: Stmt, facts: Facts) -> Stmt:
-    if not has_choices(stmt):
+    return change_loops(stmt, facts, has_choices, _with_questions)
+
+
+def _with_questions(loop: For, facts: Facts) -> Stmt | None:
+    if loop.kind not in (LoopKind.SERIAL, LoopKind.PARALLEL) or not copies_vectors(loop):
+        return None
+    return _asked(loop, facts, MOST_CHOICES) or loop
+
+
+def change_loops(stmt: Stmt, facts: Facts, concerns: Callable[[Node], bool], change: Callable[[For, Facts], Stmt | None]) -> Stmt:
+    """The statement with loops that are something else; where `change` gives None, the loops inside are asked for.
+
+    concerns: whether there is anything to change at or below a node. Facts are those that hold where the loop stands.
+    """
+    if not concerns(stmt):
         return stmt
     if isinstance(stmt, For):
-        if stmt.kind in (LoopKind.SERIAL, LoopKind.PARALLEL) and _copies_vectors(stmt):
-            return _asked(stmt, facts, MOST_CHOICES) or stmt
-        body = _hoist(stmt.body, facts.with_range(stmt.var, stmt.extent))
-        return stmt if body is stmt.body else replace(stmt, body=body)
+        if (changed := change(stmt, facts)) is not None:
+            return changed
+        facts = facts.with_range(stmt.var, stmt.extent)
     if isinstance(stmt, Seq):
-        parts = tuple(_hoist(part, facts) for part in stmt.stmts)
+        parts = tuple(change_loops(part, facts, concerns, change) for part in stmt.stmts)
         return stmt if all(a is b for a, b in zip(parts, stmt.stmts, strict=True)) else replace(stmt, stmts=parts)
     below = {name: part for name in ("body", "then_body", "else_body") if isinstance(part := getattr(stmt, name, None), Stmt)}
-    made = {name: _hoist(part, facts) for name, part in below.items()}
+    made = {name: change_loops(part, facts, concerns, change) for name, part in below.items()}
     return stmt if all(made[name] is below[name] for name in below) else replace(stmt, **made)
 
 
-def _copies_vectors(loop: For) -> bool:
+@cached_on_node
+def copies_vectors(loop: For) -> bool:
     """Whether a loop stores what it reads elsewhere in vectors, and little code says what."""
     nodes = list(islice(walk(loop.body), MOST_NODES))
-    if len(nodes) == MOST_NODES or not any(isinstance(node, For) and node.kind is LoopKind.VECTORIZED for node in nodes):
+    vectors = (node for node in (loop, *nodes) if isinstance(node, For) and node.kind is LoopKind.VECTORIZED)
+    if len(nodes) == MOST_NODES or next(vectors, None) is None:
         return False
     written = {node.buffer for node in nodes if isinstance(node, Store)}
     statements = [node for node in nodes if isinstance(node, Stmt)]
@@ -75,7 +91,7 @@ def _asked(loop: For, facts: Facts, most: int) -> Stmt | None:
     parts = (part for node in walk(loop.body) if isinstance(node, Select) for part in conjuncts(node.condition))
     for part in dict.fromkeys(parts):
         if not variables(part) & {loop.var, *inner}:
-            if variables(part) and _is_readable(part, facts):
+            if variables(part) and is_readable(part, facts):
                 parts_of = (fresh_binders(_decided(loop, part, holds)) for holds in (True, False))
                 held, other = (_asked(each, facts, most - 1) or each for each in parts_of)
                 return If(part, held, other)
@@ -118,7 +134,7 @@ def _bounds(part: Expr, var: Var, inner: dict[Var, Expr], facts: Facts) -> tuple
     if form is None:
         return None
     coefficients, rest = form
-    if variables(rest) & {var, *inner} or not (variables(rest) or _reads(rest)) or not _is_readable(rest, facts):
+    if variables(rest) & {var, *inner} or not (variables(rest) or _reads(rest)) or not is_readable(rest, facts):
         return None
     least = most = rest
     for each, coefficient in coefficients.items():
@@ -137,7 +153,7 @@ def _reads(expr: Expr) -> list[Load]:
     return [node for node in walk(expr) if isinstance(node, Load)]
 
 
-def _is_readable(expr: Expr, facts: Facts) -> bool:
+def is_readable(expr: Expr, facts: Facts) -> bool:
     """Whether all that is read is there, whatever has been asked before."""
     return all(
         not _reads(index) and prove(logical_and(const(0) <= index, index < dim), facts) is True
