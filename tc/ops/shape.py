@@ -343,14 +343,17 @@ def _infer_pad(types: Types, attrs: Attrs) -> TensorType:
             raise ShapeError(f"pad: the value is {fill}, but must be of the type of {x}")
         require(equal(product(fill.shape), 1), f"pad: the value is {fill}, but must be one number")
     for d, dim in enumerate(x.shape):
-        cut = [minimum(pad, 0) for pad in (pads[d], pads[x.rank + d]) if not (isinstance(pad, Const) and int(pad) >= 0)]
-        if cut:
+        ends = (pads[d], pads[x.rank + d])
+        cut = [minimum(pad, 0) for pad in ends if not (isinstance(pad, Const) and int(pad) >= 0)]
+        if cut and attrs.mode == "constant":  # what is cut off at an end may be what was put on at the other one
+            require(dim + ends[0] + ends[1] >= 0, f"pad: dim {d} of {x} is {dim}, less than what is cut off")
+        elif cut:
             require(dim + sum(cut, const(0)) >= 0, f"pad: dim {d} of {x} is {dim}, less than what is cut off")
         if attrs.mode != "constant":
-            grows = [pad for pad in (pads[d], pads[x.rank + d]) if not is_const(pad, 0)]
+            grows = [pad for pad in ends if not is_const(pad, 0)]
             if grows:
                 nothing = logical_and(*(pad <= 0 for pad in grows))
-                left = _kept(dim, pads[d], pads[x.rank + d])[1]
+                left = _kept(dim, *ends)[1]
                 require(logical_or(left >= 1, nothing), f"pad: dim {d} of {x} is {dim}, and has nothing to repeat")
     return TensorType(
         tuple(simplify(dim + pads[d] + pads[x.rank + d]) for d, dim in enumerate(x.shape)), x.dtype
@@ -362,12 +365,14 @@ def _run_pad(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     assert x is not None
     pads = ints(attrs.pads)
     begin, end = pads[: x.ndim], pads[x.ndim :]
-    cut = tuple(slice(max(-b, 0), dim - max(-e, 0)) for b, e, dim in zip(begin, end, x.shape, strict=True))
-    widths = [(max(b, 0), max(e, 0)) for b, e in zip(begin, end, strict=True)]
     if attrs.mode == "constant":
         value = arrays[1].reshape(()) if len(arrays) > 1 and arrays[1] is not None else x.dtype.type(0)
-        return np.pad(x[cut], widths, constant_values=value)
-    return np.pad(x[cut], widths, mode=attrs.mode)
+        widths = [(max(b, 0), max(e, 0)) for b, e in zip(begin, end, strict=True)]
+        padded = np.pad(x, widths, constant_values=value)
+        cut = (slice(max(-b, 0), size - max(-e, 0)) for b, e, size in zip(begin, end, padded.shape, strict=True))
+        return padded[tuple(cut)]
+    cut = (slice(max(-b, 0), dim - max(-e, 0)) for b, e, dim in zip(begin, end, x.shape, strict=True))
+    return np.pad(x[tuple(cut)], [(max(b, 0), max(e, 0)) for b, e in zip(begin, end, strict=True)], mode=attrs.mode)
 
 
 def _kept(dim: Expr, before: Expr, after: Expr) -> tuple[Expr, Expr]:
@@ -430,6 +435,7 @@ def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield [_f32(rng, 1, 5)], {"pads": (0, 9, 0, 6), "mode": mode}
     yield [_f32(rng, 4), np.array(7.0, np.float32)], {"pads": (2, 1), "mode": "constant"}
     yield [_f32(rng, 4, 5)], {"pads": (-1, 0, 2, -2), "mode": "constant"}
+    yield [_f32(rng, 3, 5)], {"pads": (4, -6, -5, 3), "mode": "constant"}
 
 
 register(OpDef("pad", _infer_pad, _run_pad, _compute_pad, {"pads": REQUIRED, "mode": "constant"}, samples=_pad_samples))
