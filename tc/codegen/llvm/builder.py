@@ -341,11 +341,15 @@ class FunctionBuilder:
         return self.module.has("avx")
 
     def extreme(self, name: str, a: Value, b: Value) -> Value:
-        """llvm.minimum or llvm.maximum, NaN if either is; of zeros either."""
+        """llvm.minimum or llvm.maximum, NaN if either is; of zeros either.
+
+        Targets ask the first operand of the call whether it is NaN: that is `b`, which nothing waits for where `a` is the extreme of what
+        came before, and which windows that overlap ask once.
+        """
         a, b = self.unify(a, b)
         suffix = f"v{a.lanes}{_MANGLED[a.element]}" if a.lanes else _MANGLED[a.element]
         self.module.declare(f"llvm.{name}.{suffix}", a.type, [a.type, b.type])
-        return self.emit(f"call nsz {a.type} @llvm.{name}.{suffix}({a}, {b})", a.element, a.lanes)
+        return self.emit(f"call nsz {a.type} @llvm.{name}.{suffix}({b}, {a})", a.element, a.lanes)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.intrinsic("fma", a, b, c)
