@@ -238,8 +238,13 @@ def test_kernels_of_16_bits_agree_with_the_interpreter(numerics: str) -> None:
     literals = {"w1": weights(rng, 32, 32, 3, 3) / 17, "w2": weights(rng, 32, 32, 1, 1)}
     images = model_of(nodes, {"x": (1, 32, 6, 6)}, {"y": (1, 32, 6, 6)}, literals)
 
-    for model in (perceptron(), images):
+    product = [helper.make_node("MatMul", ["x", "w"], ["y"])]  # its result is cast at once, and was held to what bf16 would have made of it
+    single = model_of(product, {"x": (4, 64)}, {"y": (4, 8)}, {"w": weights(rng, 64, 8)})
+    x = rng.standard_normal((4, 64)).astype(np.float32)
+
+    for model in (perceptron(), images, single):
         tc.compile(model, threads=1, precision="bf16", numerics=numerics, verify="always")
+    tc.compile(single, threads=1, precision="f16", calibration=[{"x": x}], numerics=numerics, verify="always")
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 17])

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from tc.codegen.device import Device
@@ -121,22 +122,28 @@ def _given(seen: Observation) -> tuple[Value, ...]:
 def _uncertainty(graph: IRModule, seen: Observation) -> list[float]:
     """How far each result of a primitive function moves when operands and values in between are off by `_ROUNDING` of their size.
 
+    Values in between of narrower floats are off by half of their last bit: kernels keep what they made in f32 where it is used at once.
     0 for a result of integers or bools, and where nothing finite is left.
     """
     call = seen.binding.value
     assert isinstance(call, CallFunction) and isinstance(call.callee, GlobalRef)
     rng = np.random.default_rng(0)
 
+    def off_by(part: float, array: np.ndarray) -> np.ndarray:
+        return (array * (1 + part * rng.uniform(-1, 1, array.shape))).astype(array.dtype)
+
     def rounded(array: np.ndarray) -> np.ndarray:
         array = np.asarray(array)
-        if not from_numpy(array.dtype).is_float:
-            return array
-        return (array * (1 + _ROUNDING * rng.uniform(-1, 1, array.shape))).astype(array.dtype)
+        return off_by(_ROUNDING, array) if from_numpy(array.dtype).is_float else array
+
+    def kept(array: np.ndarray) -> np.ndarray:
+        array = np.asarray(array)
+        return off_by(max(_ROUNDING, float(ml_dtypes.finfo(array.dtype).eps) / 2), array) if from_numpy(array.dtype).is_float else array
 
     moved = [0.0] * len(seen.results)
     for _ in range(_TRIES):
         operands = [rounded(value) for value in _given(seen)]
-        others = run_function(graph, call.callee.name, operands, dims=seen.dims, change=rounded)
+        others = run_function(graph, call.callee.name, operands, dims=seen.dims, change=kept)
         for k, (one, other) in enumerate(zip(seen.results, others, strict=True)):
             if from_numpy(np.asarray(one).dtype).is_float:
                 apart = np.abs(np.asarray(one).astype(np.float64) - other.astype(np.float64))

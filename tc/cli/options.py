@@ -86,6 +86,8 @@ def parse_dims(texts: list[str], option: str = "--dims") -> dict[str, DimSpec]:
         spec = DimSpec(lo, int(matched[2] or lo), int(matched[3] or 1))
         if spec.hi < spec.lo or spec.multiple_of < 1:
             raise UsageError(f"{option}: '{part}' holds no number")
+        if name in dims:
+            raise UsageError(f"{option}: {name} is given twice")
         dims[name] = spec
     return dims
 
@@ -134,7 +136,10 @@ def _why(path: Path, error: Exception) -> str:
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays in an `.npz` file by name; UserError when it is not one."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise UsageError(f"{path}: holds one array, no .npz file of arrays by name; --input takes it")
+        with found as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise UsageError(f"{path}: cannot be read as an .npz file: {_why(path, error)}") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from tc.errors import UsageError
 from tc.files import whole_file
+from tc.frontend.onnx.reading import data_files
 from tc.ir.dtype import from_numpy
 
 
@@ -75,19 +77,35 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def check_output(path: Path, option: str, model: Path | None = None) -> None:
-    """UserError, before any work is done, when no file can be written there, or it would replace the model."""
+def check_output(path: Path, option: str, model: Path | None = None, others: Mapping[str, Path | None] = MappingProxyType({})) -> None:
+    """UserError, before any work is done, when no file can be written there, or it would replace what is read, or written as well.
+
+    others: such files by what they are; of a folder all that is in it.
+    """
     folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {str(folder)!r}")
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: that is a folder")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{option} {path}: that is no file")
-    if model is not None and path.exists() and model.exists() and path.samefile(model):
-        raise UsageError(f"{option} {path}: that is the model itself; nothing was written")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{option} {path}: the folder {str(folder)!r} cannot be written")
+    try:
+        if not folder.is_dir():
+            raise UsageError(f"{option} {path}: there is no folder {str(folder)!r}")
+        if path.is_dir():
+            raise UsageError(f"{option} {path}: that is a folder")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{option} {path}: that is no file")
+        for what, other in {"the model itself": model, **others}.items():
+            if other is not None and _is_same(path, other):
+                raise UsageError(f"{option} {path}: that is {what}; nothing was written")
+        if model is not None and path.exists() and any(_is_same(path, each) for each in data_files(model)):
+            raise UsageError(f"{option} {path}: that is data of the model; nothing was written")
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"{option} {path}: the folder {str(folder)!r} cannot be written")
+    except (OSError, ValueError) as error:  # a name that is too long, a zero byte
+        raise UsageError(f"{option} {path}: no file can have that name: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether two names are of one file, there or not, or the second one is of the folder of the first, which is there."""
+    if other.is_dir():
+        return path.exists() and path.resolve().parent == other.resolve()
+    return path.samefile(other) if path.exists() and other.exists() else path.resolve() == other.resolve()
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:

@@ -19,7 +19,7 @@ from tc.cli.options import THREADS_HELP, need_model, parse_dims
 from tc.cli.outcome import Outcome, check_output, format_bytes, format_seconds, make_table
 from tc.errors import UsageError
 from tc.quantization.quantize import MODES, QuantizationStep, quantize
-from tc.quantization.result import FrontPoint, QuantizedModel
+from tc.quantization.result import FrontPoint, QuantizedModel, check_limit
 from tc.quantization.search import ALGORITHMS
 from tc.target import check_threads
 
@@ -78,16 +78,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> Outcome:
     """Quantize, choose, write."""
     need_model(args.model, "tc quantize", "which has its types already")
-    check_output(args.output, "-o", args.model)
+    read = {"in the folder of --data" if args.data and args.data.is_dir() else "the file of --data": args.data}
+    check_output(args.output, "-o", args.model, read)
+    if args.state:
+        check_output(args.state, "--state", args.model, {**read, "what -o names": args.output})
     if args.report:
-        check_output(args.report, "--report", args.model)
+        check_output(args.report, "--report", args.model, {**read, "what -o names": args.output, "what --state names": args.state})
         require_matplotlib()
         if args.mode != "static":
             raise UsageError(f"--report: the mode {args.mode!r} searches nothing that a report could show")
     choice = {"max_error": args.max_error, "min_metric": args.min_metric, "min_speedup": args.min_speedup}
+    for name, limit in choice.items():  # before the search
+        check_limit(name, limit)
     is_chosen = args.point is not None or any(value is not None for value in choice.values())
     if is_chosen and args.mode != "static":
         raise UsageError(f"--max-error, --min-metric, --min-speedup and --point choose on a front; the mode {args.mode!r} has none")
+    if args.point is not None and any(value is not None for value in choice.values()):
+        raise UsageError("--point: names the point; --max-error, --min-metric and --min-speedup look for one")
+    if args.mode != "static":
+        for option, is_given in (("--state", args.state), ("--trials", args.trials), ("--metric", args.metric), ("--data", args.data)):
+            if is_given is not None:
+                raise UsageError(f"{option}: is for the mode 'static', not for {args.mode!r}, which searches nothing")
     if args.min_metric is not None and args.metric is None:
         raise UsageError("--min-metric: there is no metric; --metric names one")
     for option, given, mode in (

@@ -11,12 +11,13 @@ from onnx import helper
 from rich.console import Console
 
 from tc.cli.options import TARGET_HELP, parse_dims, read_arrays
-from tc.cli.outcome import Outcome
+from tc.cli.outcome import Outcome, check_output
 from tc.errors import ModelError, UsageError
 from tc.fuzz.campaign import write_subject
 from tc.fuzz.differential import How, Run
 from tc.fuzz.process import Judge
 from tc.fuzz.reduce import describe, reduce_failure
+from tc.target import check_threads
 
 EPILOG = """\
 examples:
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> Outcome:
     """Judge the model, and reduce it when it fails; exit code 3 then."""
+    check_threads(args.threads, "--threads")
+    if not args.seconds > 0:
+        raise UsageError(f"--seconds is {args.seconds:g}, must be above 0")
+    if args.output:
+        for suffix in (".onnx", ".npz"):
+            check_output(args.output.with_name(args.output.name + suffix), "--output", args.model, {"the file of --inputs": args.inputs})
     model = load(args.model)
     feeds = read_arrays(args.inputs) if args.inputs else random_feeds(model, args)
     missing = {i.name for i in model.graph.input} - set(feeds) - {t.name for t in model.graph.initializer}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -89,13 +88,14 @@ def execute(args: argparse.Namespace) -> Outcome:
     """Compile or load, run, measure, check, write. Raises CheckError when results differ from the reference."""
     if args.repeat < 1:
         raise UsageError(f"--repeat is {args.repeat}, must be at least 1")
-    if math.isnan(args.tolerance):
-        raise UsageError("--tolerance is nan, must be a number")
+    if not args.tolerance >= 0:
+        raise UsageError(f"--tolerance is {args.tolerance:g}, must be a number, not negative")
     check_seed(args.seed)
     if args.output and args.output.suffix != ".npz":
         raise UsageError(f"--output {args.output}: results are written as .npz")
     if args.output:
-        check_output(args.output, "--output", args.model)
+        given = {f"the file of --input {text}": Path(text.partition("=")[2]) for text in args.input if text.endswith(".npy")}
+        check_output(args.output, "--output", args.model, {"the file of --inputs": args.inputs, **given})
     if args.check:
         need_model(args.model, "--check", "which no reference can read")
     start = time.perf_counter()

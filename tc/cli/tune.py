@@ -84,10 +84,10 @@ def execute(args: argparse.Namespace) -> Outcome:
     parse_budget(args.budget)
     threads = None if args.threads is None else check_threads(args.threads, "--threads")
     need_model(args.model, "tc tune", "whose schedules are chosen already")
+    database = args.db or default_database()
     if args.report:  # before the budget is spent
         require_matplotlib()
-        check_output(args.report, "--report", args.model)
-    database = args.db or default_database()
+        check_output(args.report, "--report", args.model, {"the database": database})
     if args.resume and not database.is_file():
         raise UsageError(f"--resume: there is no database {str(database)!r}; without --resume it is made")
     dims = {name: tc.Dim(spec.lo, spec.hi, spec.multiple_of) for name, spec in parse_dims(args.dims).items()}

@@ -103,7 +103,7 @@ def describe_hardware(description: str | os.PathLike[str] | HardwareDescription 
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise QuantizationError(f"hardware {path}: cannot be read as JSON: {error}") from error
     if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
         raise QuantizationError(f"hardware {path}: must be an object of descriptions by name")

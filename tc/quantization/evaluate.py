@@ -124,7 +124,7 @@ def call_metric(metric: Metric, predict: Predict) -> float:
         raise QuantizationError(f"metric: raised {type(error).__name__}: {error}{outputs}") from error
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         shape = f" of shape {list(value.shape)}" if isinstance(value, np.ndarray) else ""
         raise QuantizationError(f"metric: gave a {type(value).__name__}{shape}, must give a number, larger for better") from None
     if not math.isfinite(number):

@@ -22,16 +22,36 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 def quantize_dynamic(
     proto: onnx.ModelProto, hardware: HardwareDescription, keep: Sequence[str] = (), granularity: str = "tensor"
-) -> onnx.ModelProto:
-    """The prepared model with integer products of literal weights, their other operand quantized when it is there.
+) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """The prepared model with integer products of literal weights, their other operand quantized when it is there, and remarks.
 
     granularity: "tensor" writes DynamicQuantizeLinear, one scale for all of the operand; "row" one for each row, symmetric. Gemm and
-    MatMul only: a convolution has no rows, and stays in f32.
+    MatMul only: a convolution has no rows, and stays in f32, and so does what has sums that 32 bits may not hold.
     """
     writer = _LiteralWriter(proto, hardware, keep, ("Gemm", "MatMul"))
+    wide = [node.name for node, edge in writer.sites if _may_overflow(*_columns(writer, node, edge), granularity)]
+    if len(wide) == len(writer.sites):
+        raise UnsupportedError(f"nothing to quantize in this mode: sums of {', '.join(wide)} may exceed 32 bits", code="TC5001")
     for node, edge in writer.sites:
-        writer.replace(node, lambda n, e=edge: _dynamic_product(writer, n, e, granularity))  # type: ignore[misc]
-    return writer.finish()
+        if node.name not in wide:
+            writer.replace(node, lambda n, e=edge: _dynamic_product(writer, n, e, granularity))  # type: ignore[misc]
+    return writer.finish(), tuple(f"{name} stays in f32: sums of its products may exceed 32 bits" for name in wide)
+
+
+def _columns(writer: _LiteralWriter, node: onnx.NodeProto, edge: Edge) -> tuple[np.ndarray, int]:
+    """The weight of a product as its right operand, and the axis that has the scales."""
+    array, axis = writer.arrays[edge.value], edge.axis or 0
+    return (np.ascontiguousarray(array.T), 1) if node.op_type == "Gemm" and attribute(node, "transB", 0) else (array, axis)
+
+
+def _may_overflow(array: np.ndarray, axis: int, granularity: str) -> bool:
+    """Whether a sum of products with the quantized weight may not fit into 32 bits, whatever the other operand is."""
+    most = 127 if granularity == "row" else 255
+    if most * 127 * (array.shape[-2] if array.ndim > 1 else array.size) < 2**31:
+        return False
+    quantized = np.abs(quantize_weight(array, weight_scales(array, axis, "minmax"), axis).astype(np.int64))
+    sums = quantized.sum(-2 if array.ndim > 1 else 0)
+    return bool(most * sums.max(initial=0) >= 2**31)
 
 
 def quantize_weights(
@@ -44,7 +64,7 @@ def quantize_weights(
     """
     if isinstance(bits, bool) or bits not in _LARGEST:
         raise QuantizationError(f"bits is {bits!r}, must be 8 or 4")
-    if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 2):
+    if block is not None and (isinstance(block, bool) or not isinstance(block, (int, np.integer)) or block < 2):
         raise QuantizationError(f"block is {block!r}, must be a whole number, at least 2")
     block = 32 if block is None and bits == 4 else block
     writer = _LiteralWriter(proto, hardware, keep, ("Gemm", "MatMul") if bits == 4 else ("Conv", "Gemm", "MatMul"))
@@ -113,9 +133,7 @@ class _LiteralWriter:
 
 def _dynamic_product(writer: _LiteralWriter, node: onnx.NodeProto, edge: Edge, granularity: str) -> None:
     """Nodes: quantize, multiply in integers, scale, add the bias."""
-    array, axis = writer.arrays[edge.value], edge.axis or 0
-    if node.op_type == "Gemm" and attribute(node, "transB", 0):
-        array, axis = np.ascontiguousarray(array.T), 1
+    array, axis = _columns(writer, node, edge)
     base = node.output[0]
     scales = weight_scales(array, axis, "minmax")
     weight = writer.literal(f"{edge.value}.quantized", quantize_weight(array, scales, axis))

@@ -22,6 +22,7 @@ from tc.frontend.registry import Model
 from tc.quantization.calibration import constant_inputs, read_feeds
 from tc.quantization.description import HardwareDescription, describe_hardware
 from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, call_metric, compare_outputs, layer_noise
+from tc.quantization.journal import Journal, is_cost
 from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
 from tc.quantization.literals import quantize_dynamic, quantize_weights
 from tc.quantization.observe import Compile, constant_zeros, observe, without_infinite
@@ -29,7 +30,7 @@ from tc.quantization.prepare import check_prepared, opset_of, prepare, read
 from tc.quantization.realize import realize
 from tc.quantization.result import FrontPoint, QuantizedModel, label_of, usual_choice
 from tc.quantization.scales import Scales
-from tc.quantization.search import ALGORITHMS, Journal, Search, Trial, worth_measuring
+from tc.quantization.search import ALGORITHMS, Search, Trial, worth_measuring
 from tc.quantization.strategy import Strategy, all_small, is_all_float
 from tc.quantization.topology import Topology, analyse, weight_arrays
 from tc.runtime.digest import digest_of_calls
@@ -116,11 +117,12 @@ def quantize(
         if calibration is not None or metric is not None:
             raise QuantizationError(f"calibration: the mode {mode!r} takes no inputs and no metric; only 'static' does")
         proto = prepare(model)
+        notes: tuple[str, ...] = ()
         if mode == "dynamic":
-            quantized = quantize_dynamic(proto, request.hardware, request.keep, granularity)
+            quantized, notes = quantize_dynamic(proto, request.hardware, request.keep, granularity)
         else:
             quantized = quantize_weights(proto, request.hardware, request.keep, bits, block)
-        return QuantizedModel(quantized, request.name, mode, request.hardware.title)
+        return QuantizedModel(quantized, request.name, mode, request.hardware.title, notes=notes)
     if calibration is None:
         raise QuantizationError("calibration: the mode 'static' needs inputs; 'dynamic' and 'weights' need none")
     return _Static(model, calibration, request, search, state).run()
@@ -159,7 +161,7 @@ def _checked(
             raise QuantizationError(f"{name} is a {type(given).__name__}, must be a function")
     if isinstance(keep, str) or not isinstance(keep, Sequence) or not all(isinstance(pattern, str) for pattern in keep):
         raise QuantizationError("keep must be a list of patterns of names or operators of nodes, such as ['head*', 'Gemm']")
-    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
+    if trials is not None and (isinstance(trials, bool) or not isinstance(trials, (int, np.integer)) or trials < 1):
         raise QuantizationError(f"trials is {trials!r}, must be at least 1")
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise QuantizationError(f"seed is {seed!r}, must be a whole number, not negative")
@@ -170,7 +172,8 @@ def _checked(
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else "model"
     seconds = parse_budget(budget) if trials is None else None
     measured = described.describes(chosen) and chosen.device is None
-    return _Request(str(name), metric, described, measured, tuple(keep), compile_, seconds, trials, int(seed), callback or (lambda _: None))
+    most = None if trials is None else int(trials)
+    return _Request(str(name), metric, described, measured, tuple(keep), compile_, seconds, most, int(seed), callback or (lambda _: None))
 
 
 def _compile(model: onnx.ModelProto, *, target: Target, dims: Mapping[str, Dim]) -> CompiledModule:
@@ -263,7 +266,11 @@ class _Static:
             found = fit_latency(topology, profiled, self.feeds[0])
             return {"rest": found.rest, "sites": {name: list(costs) for name, costs in found.sites.items()}}
 
-        entry = self.journal.remember("latency", profile)
+        def is_whole(entry: dict[str, Any]) -> bool:
+            counts = {name: len(costs) for name, costs in entry["sites"].items()} if is_cost(entry) else {}
+            return counts == {site.name: len(site.choices) for site in topology.sites}
+
+        entry = self.journal.remember("latency", profile, is_whole)
         return LatencyModel(entry["rest"], {name: tuple(costs) for name, costs in entry["sites"].items()})
 
     def _compiled(self, strategy: Strategy, topology: Topology, scales: Scales) -> tuple[onnx.ModelProto, CompiledModule]:

@@ -84,11 +84,11 @@ class QuantizedModel:
         if not self.points:
             raise QuantizationError(f"choose: the mode {self.mode!r} has one model and no front")
         for name, limit in (("max_error", max_error), ("min_metric", min_metric), ("min_speedup", min_speedup)):
-            _check_limit(name, limit)
+            check_limit(name, limit)
         if min_metric is not None and all(math.isnan(p.quality.metric) for p in self.points):
             raise QuantizationError("choose: min_metric needs a metric, and quantize was given none; max_error works without one")
         if index is not None:
-            if isinstance(index, bool) or not isinstance(index, int) or not -len(self.front) <= index < len(self.front):
+            if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not -len(self.front) <= index < len(self.front):
                 raise QuantizationError(f"choose: index is {index!r}, but the front has {len(self.front)} points")
             return self._with(self.front[index])
         fitting = list(self.points)
@@ -115,6 +115,8 @@ class QuantizedModel:
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write an HTML page: the front, each layer's signal to noise and sensitivity, the search. Needs matplotlib."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise QuantizationError(f"report: the path is a {type(path).__name__}, must be a string or path")
         rows = tuple(
             ReportPoint(p.label, p.quality.error, p.quality.cosine, p.quality.metric, p.seconds, p.ratio, p in self.front, p is self.point)
             for p in self.points
@@ -129,7 +131,7 @@ class QuantizedModel:
         return "\n".join((*lines, *(f"note: {note}" for note in self.notes)))
 
 
-def _check_limit(name: str, limit: object) -> None:
+def check_limit(name: str, limit: object) -> None:
     """UserError for a limit that nothing can be compared with."""
     if limit is None:
         return
@@ -184,12 +186,12 @@ def save_model(model: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
     if not isinstance(path, (str, os.PathLike)):
         raise QuantizationError(f"save: the path is a {type(path).__name__}, must be a string or path")
     file = Path(path)
-    if file.is_dir():
-        raise QuantizationError(f"save {file}: that is a folder")
-    if not file.parent.is_dir():
-        raise QuantizationError(f"save {file}: there is no folder {str(file.parent)!r}")
     try:
+        if file.is_dir():
+            raise QuantizationError(f"save {file}: that is a folder")
+        if not file.parent.is_dir():
+            raise QuantizationError(f"save {file}: there is no folder {str(file.parent)!r}")
         with whole_file(file) as unfinished:
             unfinished.write_bytes(model.SerializeToString())
-    except OSError as error:
-        raise QuantizationError(f"save {file}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a zero byte in the name
+        raise QuantizationError(f"save {file}: {getattr(error, 'strerror', None) or error}") from error

@@ -14,19 +14,16 @@ Source: the three searches of HAGO; the order of widening follows HAWQ, with mea
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from tc.errors import QuantizationError, check_word
+from tc.errors import check_word
 from tc.quantization.evaluate import Quality
+from tc.quantization.journal import Journal, is_error, is_trial
 from tc.quantization.migration import STRENGTHS
 from tc.quantization.strategy import Strategy, all_float, all_small
 from tc.quantization.thresholds import METHODS, WEIGHT_METHODS
@@ -54,94 +51,6 @@ class Trial:
     stage: str
     quality: Quality
     predicted: float
-
-
-class Journal:
-    """The trials of a search, in a file if it is named: a line of facts about the search, then a line for each trial.
-
-    Made before anything long starts: UserError for a file that is damaged, of another search, or cannot be written. Nothing is written
-    until there is something to remember.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None, facts: dict[str, Any]) -> None:
-        if not (path is None or isinstance(path, (str, os.PathLike))):
-            raise QuantizationError(f"state is a {type(path).__name__}, must be the path of a file")
-        self.path = None if path is None else Path(path)
-        self.known: dict[str, dict[str, Any]] = {}
-        self._facts: dict[str, Any] | None = facts  # to be written first
-        if self.path is None:
-            return
-        if self.path.is_dir():
-            raise QuantizationError(f"state {self.path}: that is a folder")
-        if not self.path.parent.is_dir():
-            raise QuantizationError(f"state {self.path}: there is no folder {str(self.path.parent)!r}")
-        if not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
-            raise QuantizationError(f"state {self.path}: cannot be written")
-        try:
-            if self.path.exists() and self.path.stat().st_size:
-                self._read(facts)
-                self._facts = None
-        except OSError as error:
-            raise QuantizationError(f"state {self.path}: {error.strerror or error}") from error
-
-    def _read(self, facts: dict[str, Any]) -> None:
-        assert self.path is not None
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        found = _json(lines[0])
-        if not isinstance(found, dict) or found.get("kind") != facts["kind"]:
-            raise QuantizationError(f"state {self.path}: is no state of a search for a quantization; nothing was written")
-        for name, value in facts.items():
-            if found.get(name) != value:
-                differs = f"its {name} is {found.get(name)!r}, here it is {value!r}"
-                raise QuantizationError(f"state {self.path}: belongs to another search: {differs}; nothing was written")
-        whole = [line for line in lines[1:] if line.endswith(b"\n")]  # the last line of a search that was killed may be half
-        for number, line in enumerate(whole, start=2):
-            entry = _json(line)
-            if not is_entry(entry):
-                raise QuantizationError(
-                    f"state {self.path}: line {number} is damaged; nothing was written: remove the line, or name another file"
-                )
-            self.known[entry["key"]] = entry
-        if len(whole) + 1 < len(lines):
-            self.path.write_bytes(b"".join([lines[0], *whole]))
-
-    def remember(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The entry of this key: read, or made and written."""
-        if key not in self.known:
-            self.known[key] = {"key": key, **make()}
-            if self.path is not None:
-                try:
-                    with self.path.open("a", encoding="utf-8") as file:
-                        file.writelines(json.dumps(entry) + "\n" for entry in (self._facts, self.known[key]) if entry is not None)
-                except OSError as error:
-                    raise QuantizationError(f"state {self.path}: {error.strerror or error}") from error
-                self._facts = None
-        return self.known[key]
-
-
-def _json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:  # of its encoding, too
-        return None
-
-
-def is_entry(entry: Any) -> bool:
-    """Whether a line of a state is one that a search wrote: a trial, the error of a product alone, or the costs of products."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("key"), str):
-        return False
-    if "quality" in entry:
-        quality, names = entry["quality"], {field.name for field in fields(Quality)}
-        return isinstance(quality, dict) and set(quality) == names and all(map(_is_number, quality.values()))
-    if "sites" in entry:
-        sites = entry["sites"]
-        costs = list(sites.values()) if isinstance(sites, dict) else [None]
-        return _is_number(entry.get("rest")) and all(isinstance(each, list) and all(map(_is_number, each)) for each in costs)
-    return _is_number(entry.get("error"))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 class _OverError(Exception):
@@ -204,7 +113,8 @@ class Search:
                 raise _OverError
             if self._clock() >= self._end and key not in self.journal.known:
                 raise _OverError
-        entry = self.journal.remember(key, lambda: {"strategy": strategy.to_json(), "quality": asdict(self._evaluate(strategy))})
+        made = lambda: {"strategy": strategy.to_json(), "quality": asdict(self._evaluate(strategy))}  # noqa: E731
+        entry = self.journal.remember(key, made, is_trial)
         trial = Trial(strategy, stage, Quality(**entry["quality"]), self._predict(strategy))
         self.trials.append(trial)
         self._by_key[key] = trial
@@ -246,7 +156,7 @@ class Search:
             key = f"alone {alone.key}"
             if self._clock() >= self._end and key not in self.journal.known:
                 raise _OverError
-            self.errors[site.name] = self.journal.remember(key, lambda s=alone: {"error": self._error_of(s)})["error"]  # type: ignore[misc]
+            self.errors[site.name] = self.journal.remember(key, lambda s=alone: {"error": self._error_of(s)}, is_error)["error"]  # type: ignore[misc]
             if self._on_layer is not None:
                 self._on_layer(number, len(sites))
 

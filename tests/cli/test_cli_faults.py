@@ -197,3 +197,29 @@ def test_standard_output_may_be_closed_full_or_of_few_letters(
     done = subprocess.run(["sh", "-c", command], env={**os.environ, "PYTHONIOENCODING": encoding}, stderr=subprocess.PIPE, text=True)
 
     assert done.returncode == code and words in done.stderr and "internal error" not in done.stderr
+
+
+def test_nothing_is_written_over_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "m.onnx"
+    onnx.save(make_model([node("Relu", "x", "y")], {"x": (np.float32, [2])}, ["y"]), path)
+    np.savez("in.npz", x=np.ones(2, np.float32))
+    np.save("x.npy", np.ones(2, np.float32))
+    Path("t.db").write_bytes(b'{"format":"tc-tuning","version":1}\n')
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    wrong = [
+        (["run", "m.onnx", "--inputs", "in.npz", "-o", "in.npz"], "that is the file of --inputs"),
+        (["tune", "m.onnx", "--db", "t.db", "--report", "t.db"], "that is the database"),
+        (["reduce", "m.onnx", "--inputs", "in.npz", "-o", "in"], "that is the file of --inputs"),
+        (["reduce", "m.onnx", "--threads", "0"], "--threads is 0, must be at least 1"),
+        (["reduce", "m.onnx", "--seconds", "-1"], "--seconds is -1"),
+        (["run", "m.onnx", "--tolerance", "-1"], "--tolerance is -1"),
+        (["run", "m.onnx", "--inputs", "x.npy"], "holds one array, no .npz file"),
+        (["compile", "m.onnx", "--dims", "n=3,n=4"], "n is given twice"),
+    ]
+
+    for arguments, words in wrong:
+        assert main(arguments) == 1, arguments
+        assert words in " ".join(capsys.readouterr().err.split()), arguments
+
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

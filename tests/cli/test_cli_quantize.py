@@ -107,6 +107,14 @@ def test_an_output_that_exists_stays_until_a_whole_one_takes_its_place(folder: P
         (["-o", "a.onnx", "--state", "no/s.jsonl"], "there is no folder 'no'"),
         (["-o", "model.onnx"], "that is the model itself"),
         (["-o", "calib"], "that is a folder"),
+        (["-o", "calib/0.npz"], "-o calib/0.npz: that is in the folder of --data"),
+        (["-o", "a", "--state", "a"], "--state a: that is what -o names"),
+        (["-o", "a", "--report", "./a"], "--report a: that is what -o names"),
+        (["-o", "a", "--state", "s", "--report", "s"], "--report s: that is what --state names"),
+        (["-o", "a" * 300], "no file can have that name: File name too long"),
+        (["-o", "a.onnx", "--max-error", "-1", "--metric", "m.py:f"], "max_error is -1.0, must not be negative"),
+        (["-o", "a.onnx", "--max-error", "1", "--point", "0"], "--point: names the point"),
+        (["-o", "a.onnx", "--mode", "dynamic", "--state", "s"], "--state: is for the mode 'static', not for 'dynamic'"),
         (["-o", "no/such/a.onnx"], "there is no folder"),
         (["-o", "a.onnx", "--data", "nothing"], "there is no such file or folder"),
         (["-o", "a.onnx", "--state", "calib"], "that is a folder"),
@@ -130,6 +138,19 @@ def test_a_wrong_request_writes_nothing(
     assert words in " ".join(capsys.readouterr().err.split())
     assert Path("model.onnx").read_bytes() == before
     assert sorted(path.name for path in folder.iterdir()) == ["calib", "model.onnx"]
+
+
+def test_the_data_of_a_model_are_not_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were, and the model read other weights then."""
+    onnx.save(onnx.load("model.onnx"), "far.onnx", save_as_external_data=True, location="far.bin", size_threshold=0)
+    before = Path("far.bin").read_bytes()
+
+    for command in (["quantize", "--mode", "weights"], ["compile"]):
+        assert main([command[0], "far.onnx", "-o", "far.bin", *command[1:]]) == 1
+        assert "far.bin: that is data of the model; nothing was written" in " ".join(capsys.readouterr().err.split())
+
+    assert Path("far.bin").read_bytes() == before
+    assert main(["quantize", "far.onnx", "-o", "other.onnx", "--mode", "weights"]) == 0
 
 
 def test_a_quantized_model_is_not_quantized_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import tc
-from tc.errors import UserError
+from tc.errors import UnsupportedError, UserError
 from tc.quantization.literals import quantize_blocks
 from tests.frontend.models import make_model as model_of_nodes
 from tests.frontend.models import node
@@ -122,6 +122,23 @@ def test_only_weights_get_smaller(rng: np.random.Generator) -> None:
 def test_what_cannot_be_asked_is_said(rng: np.random.Generator, options: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         tc.quantize(mlp(rng), **options)
+
+
+@pytest.mark.parametrize(("granularity", "depth"), [("tensor", 70_000), ("row", 140_000)])
+def test_sums_that_32_bits_may_not_hold_stay_in_f32(rng: np.random.Generator, granularity: str, depth: int) -> None:
+    """They wrapped around, in every runtime, and nothing was said."""
+    nodes = [node("MatMul", "x w", "t"), node("MatMul", "t v", "y")]
+    literals = {"w": np.ones((depth, 4), np.float32), "v": floats(rng, 4, 3)}
+    model = model_of_nodes(nodes, {"x": (np.float32, [1, depth])}, ["y"], literals)
+    alone = model_of_nodes(nodes[:1], {"x": (np.float32, [1, depth])}, ["t"], {"w": literals["w"]})
+
+    found = tc.quantize(model, mode="dynamic", granularity=granularity)
+
+    assert [note.endswith("stays in f32: sums of its products may exceed 32 bits") for note in found.notes] == [True]
+    x = np.ones((1, depth), np.float32)
+    assert relative(OrtModule(found.model).run({"x": x})["y"], x @ literals["w"] @ literals["v"]) < 0.02
+    with pytest.raises(UnsupportedError, match="may exceed 32 bits"):
+        tc.quantize(alone, mode="dynamic", granularity=granularity)
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "weights"])

@@ -13,10 +13,10 @@ import pytest
 from tc.errors import UserError
 from tc.quantization.description import Combination
 from tc.quantization.evaluate import Quality
+from tc.quantization.journal import Journal
 from tc.quantization.search import (
     ALGORITHMS,
     WIDENED_STEPS,
-    Journal,
     Search,
     Trial,
     coarse_first,
@@ -143,6 +143,43 @@ def test_half_a_line_at_the_end_of_a_state_is_tried_again(tmp_path: Path) -> Non
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
+@pytest.mark.parametrize("cut", [1, 9])
+def test_a_state_that_ends_in_its_first_line_is_begun_again(tmp_path: Path, cut: int) -> None:
+    """Without its end the next line was put behind it, and all that came after was lost; half of it was refused for good."""
+    path = tmp_path / "state.jsonl"
+    whole = search(Journal(path, FACTS), max_trials=6).trials
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0][:-cut])
+
+    for _ in range(2):
+        assert search(Journal(path, FACTS), max_trials=6).trials == whole
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_two_searches_do_not_write_one_state(tmp_path: Path) -> None:
+    path = tmp_path / "state.jsonl"
+    one, other = Journal(path, FACTS), Journal(path, FACTS)
+    one.remember("a", lambda: {"error": 1.0})
+
+    with pytest.raises(UserError, match="another search has written to it; nothing was written"):
+        other.remember("b", lambda: {"error": 2.0})
+    one.remember("c", lambda: {"error": 3.0})
+
+    assert list(Journal(path, FACTS).known) == ["a", "c"]
+
+
+def test_a_line_that_is_another_ones_is_damaged(tmp_path: Path) -> None:
+    """What was read as a trial and was the error of a product ended in a KeyError."""
+    path = tmp_path / "state.jsonl"
+    search(Journal(path, FACTS), max_trials=6)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = (json.dumps({"key": json.loads(lines[2])["key"], "error": 1.0}) + "\n").encode()
+    path.write_bytes(b"".join(lines))
+
+    with pytest.raises(UserError, match="line 3 is damaged; nothing was written"):
+        search(Journal(path, FACTS), max_trials=6)
+    assert path.read_bytes() == b"".join(lines)
+
+
 def test_a_state_of_another_search_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "state.jsonl"
     search(Journal(path, FACTS), max_trials=5)
@@ -155,7 +192,8 @@ def test_a_state_of_another_search_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [1, 3, -1])
 @pytest.mark.parametrize(
-    "content", [b"{", b"[]", b'{"key": 3}', b'{"key": "k"}', b'{"key": "k", "quality": {"error": 1}}', b"\xff\xfe", b""]
+    "content",
+    [b"{", b"[]", b'{"key": 3}', b'{"key": "k"}', b'{"key": "k", "quality": {"error": 1}}', b'{"key": "k", "error": NaN}', b"\xff", b""],
 )
 def test_a_damaged_line_of_a_state_is_named(tmp_path: Path, line: int, content: bytes) -> None:
     """Errors of json and of dicts left as they were, after everything had been compiled."""

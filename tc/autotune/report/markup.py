@@ -20,8 +20,8 @@ def write_page(path: str | Path, page: str) -> None:
     try:
         with whole_file(path) as unfinished:
             unfinished.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise TuningError(f"{path}: cannot be written: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a zero byte in the name
+        raise TuningError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def whole_page(title: str, sections: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from google.protobuf.message import DecodeError
 
-from tc.errors import ModelError, NodeError, Span, UnsupportedError, UserError, located
+from tc.errors import ModelError, NodeError, Span, TcError, UnsupportedError, UserError, located
 from tc.frontend.formats import foreign_format
 from tc.frontend.onnx.tensors import TensorReader, map_file
 from tc.frontend.onnx.wire import split_tensors
@@ -82,6 +82,25 @@ def _read_model(source: ModelSource) -> ModelFile:
         check_text(function.domain, function.name, function.overload, *function.input, *function.output, *function.attribute)
         _opsets(function.opset_import, proto.ir_version)
     return ModelFile(proto, TensorReader(folder, own), opsets, functions)
+
+
+def data_files(path: Path) -> set[Path]:
+    """The files beside a model that its tensors lie in; none where it cannot be read."""
+    try:
+        proto = read_model(path).proto
+    except TcError:
+        return set()
+    return {path.parent / location for location in _locations(proto)}
+
+
+def _locations(message: Any) -> Iterator[str]:
+    """Of the external data of all tensors in a message."""
+    for described, value in message.ListFields():
+        if described.name == "external_data":
+            yield from (entry.value for entry in value if entry.key == "location")
+        elif described.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                yield from _locations(each)
 
 
 def _parse(data: bytes) -> ModelProto:
