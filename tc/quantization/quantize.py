@@ -122,10 +122,19 @@ def quantize(
             quantized, notes = quantize_dynamic(proto, request.hardware, request.keep, granularity)
         else:
             quantized = quantize_weights(proto, request.hardware, request.keep, bits, block)
-        return QuantizedModel(quantized, request.name, mode, request.hardware.title, notes=notes)
+        return _with_note_of_defaults(QuantizedModel(quantized, request.name, mode, request.hardware.title, notes=notes), model)
     if calibration is None:
         raise QuantizationError("calibration: the mode 'static' needs inputs; 'dynamic' and 'weights' need none")
-    return _Static(model, calibration, request, search, state).run()
+    return _with_note_of_defaults(_Static(model, calibration, request, search, state).run(), model)
+
+
+def _with_note_of_defaults(found: QuantizedModel, model: Model) -> QuantizedModel:
+    """Says which inputs, all of which had a default, the model has no more."""
+    graph, left = read(model).graph, {value.name for value in found.model.graph.input}
+    gone = [value.name for value in graph.input if value.name not in left]
+    if not gone:
+        return found
+    return dataclasses.replace(found, notes=(*found.notes, f"inputs with a default are constants now: {', '.join(gone)}"))
 
 
 @dataclass(frozen=True)

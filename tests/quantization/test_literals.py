@@ -124,6 +124,15 @@ def test_what_cannot_be_asked_is_said(rng: np.random.Generator, options: dict[st
         tc.quantize(mlp(rng), **options)
 
 
+def test_inputs_that_became_constants_are_named(rng: np.random.Generator) -> None:
+    model = mlp(rng)
+    weight = model.graph.initializer[0]
+    model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
+
+    assert tc.quantize(model, mode="weights").notes == (f"inputs with a default are constants now: {weight.name}",)
+    assert tc.quantize(mlp(rng), mode="weights").notes == ()
+
+
 @pytest.mark.parametrize(("granularity", "depth"), [("tensor", 70_000), ("row", 140_000)])
 def test_sums_that_32_bits_may_not_hold_stay_in_f32(rng: np.random.Generator, granularity: str, depth: int) -> None:
     """They wrapped around, in every runtime, and nothing was said."""
