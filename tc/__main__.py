@@ -2,6 +2,9 @@
 
 import sys
 
-from tc.cli import main
+try:
+    from tc.cli import main
+except KeyboardInterrupt:  # Ctrl-C while it is being imported
+    sys.exit(130)
 
 sys.exit(main())
