@@ -48,7 +48,7 @@ from tc.runtime.digest import digest_of, read_with_digest, write_with_digest
 from tc.runtime.memory import Arena
 
 MAGIC = b"tcmodule"
-VERSION = 8
+VERSION = 9
 _HEAD = struct.Struct("<8sI32sQ")
 _ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 << 20
