@@ -39,7 +39,7 @@ The search guesses on one simulated graph and ends with a front of models that w
 them is written. Without --max-error, --min-metric, --min-speedup or --point that is the fastest whose relative error is at most 0.1, and
 0.2 on any input, or, with a metric, that loses at most 1 % of it; one that takes up to 5 % longer if it is more accurate. Where no point in
 fewer bits is as near, the model stays in f32. A metric is a function of `predict`, which takes a dict of arrays and returns one; larger is
-better. Ctrl-C during the search ends it, and the best so far is written.
+better. Ctrl-C during the search, or while the front is measured, ends it, and the best so far is written.
 """
 
 

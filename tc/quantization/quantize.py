@@ -23,7 +23,7 @@ from tc.quantization.calibration import constant_inputs, read_feeds
 from tc.quantization.description import HardwareDescription, describe_hardware
 from tc.quantization.evaluate import Evaluator, Metric, Predict, Quality, call_metric, compare_outputs, layer_noise
 from tc.quantization.journal import Journal, is_cost
-from tc.quantization.latency import LatencyModel, fit_latency, measure_in_turns, uniform_strategies
+from tc.quantization.latency import LatencyModel, ModelTime, fit_latency, measure_in_turns, uniform_strategies
 from tc.quantization.literals import quantize_dynamic, quantize_weights
 from tc.quantization.observe import Compile, constant_zeros, observe, without_infinite
 from tc.quantization.prepare import check_prepared, opset_of, prepare, read
@@ -97,7 +97,7 @@ def quantize(
     budget: time of the search, such as "90s"; preparing it and measuring the front come on top. trials: at most so many guesses instead.
     search: "greedy", "annealing" or "random". keep: patterns of names or operators of nodes that stay in f32. seed: of what is drawn.
     dims, threads: as for `tc.compile`. state: a file that every trial is written to; with the same request the search goes on from it.
-    callback: told of the progress. Ctrl-C during the search ends it, with the best so far.
+    callback: told of the progress. Ctrl-C during the search, or while its front is measured, ends it with the best so far.
 
     The model is that of the fastest point whose relative error is at most 0.1, and 0.2 on any input, or which loses at most 1 % of the
     metric; one that takes up to 5 % longer is preferred if it is more accurate, and where nothing in integers or bf16 is so near, the model
@@ -249,7 +249,8 @@ class _Static:
         if not request.is_measured:
             notes += (f"times are predicted from the description {request.hardware.name!r}: it is not what the target is",)
         others = [self.feeds[i] for i in checked], [seen.outputs[i] for i in checked]
-        points = self._measure(search.trials, topology, scales, partial(evaluator.quality_on, *others))
+        points, is_whole = self._measure(search.trials, topology, scales, partial(evaluator.quality_on, *others))
+        ended = ended if is_whole else "interrupted"
         chosen = usual_choice(points)
         if is_all_float(topology, chosen.strategy):
             notes += ("f32 is chosen: no measured point is faster and as near to it as a default choice must be; `choose` takes others",)
@@ -305,23 +306,32 @@ class _Static:
 
     def _measure(
         self, trials: list[Trial], topology: Topology, scales: Scales, quality_of: Callable[[Predict], Quality]
-    ) -> tuple[FrontPoint, ...]:
-        """What is worth it, written, compiled, compared with f32 and timed in turns; fastest first."""
+    ) -> tuple[tuple[FrontPoint, ...], bool]:
+        """What is worth it, written, compiled, compared with f32 and timed in turns; fastest first. False beside it where Ctrl-C ended
+        that: not all are there then, and none is timed."""
         chosen = list(worth_measuring(topology, trials, MEASURED))
-        compiled = []
-        for number, trial in enumerate(chosen):
-            self.request.tell(QuantizationStep("compiling the front", number, len(chosen)))
-            compiled.append(self._compiled(trial.strategy, topology, scales))
-        self.request.tell(QuantizationStep("measuring the front", 0, len(chosen)))
-        is_measured = self.request.is_measured
-        times = measure_in_turns([m for _, m in compiled], self.feeds[0], MEASURE_SECONDS) if is_measured else [None] * len(chosen)
+        compiled: list[tuple[onnx.ModelProto, CompiledModule]] = []
+        times: Sequence[ModelTime | None] = []
+        is_whole = True
+        try:
+            for number, trial in enumerate(chosen):
+                self.request.tell(QuantizationStep("compiling the front", number, len(chosen)))
+                compiled.append(self._compiled(trial.strategy, topology, scales))
+            self.request.tell(QuantizationStep("measuring the front", 0, len(chosen)))
+            if self.request.is_measured:
+                times = measure_in_turns([m for _, m in compiled], self.feeds[0], MEASURE_SECONDS)
+        except KeyboardInterrupt:
+            if not compiled:
+                raise
+            is_whole, chosen = False, chosen[: len(compiled)]
+        times = times or [None] * len(chosen)
         points = []
         for trial, (proto, module), time in zip(chosen, compiled, times, strict=True):
             quality, label = quality_of(module.run), label_of(topology, trial.strategy)
             quality = dataclasses.replace(quality, worst=max(quality.worst, trial.quality.worst))  # what is rare needs all inputs to show
             point = FrontPoint(label, trial.strategy, proto, quality, trial.predicted)
             points.append(point if time is None else dataclasses.replace(point, seconds=time.seconds, ratio=time.ratio.median))
-        return tuple(sorted(points, key=lambda p: (p.cost, p.quality.loss)))
+        return tuple(sorted(points, key=lambda p: (p.cost, p.quality.loss))), is_whole
 
 
 def split_places(count: int) -> tuple[list[int], list[int]]:

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 import tc
 from tc.demo import MODEL_PATH, as_model_input, load_heldout
 from tc.errors import UserError
+from tc.quantization import quantize as quantize_module
 from tc.quantization.quantize import SEARCH_INPUTS, QuantizationStep, split_places
 from tc.quantization.result import QuantizedModel, pareto_points
 from tests.quantization.small_nets import OrtModule, feeds_of, mlp
@@ -333,3 +334,37 @@ def test_digits_stay_readable() -> None:
     for point in found.points:
         (scores,) = OrtModule(point.model).run({name: inputs}).values()
         assert np.mean(scores.argmax(axis=1) == labels) >= 0.983
+
+
+@pytest.mark.parametrize("part", ["_compiled", "measured"])
+def test_ctrl_c_while_the_front_is_measured_leaves_what_is_there(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """The search was lost."""
+    made: list[object] = []
+    compiled = quantize_module._Static._compiled
+
+    def some(self: Any, *what: Any) -> Any:
+        made.append(what)
+        if part == "_compiled" and len(made) == 2:
+            raise KeyboardInterrupt
+        return compiled(self, *what)
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quantize_module, "measure_in_turns", stopped)
+    monkeypatch.setattr(quantize_module._Static, "_latency", lambda *_: Flat())
+    monkeypatch.setattr(quantize_module._Static, "_compiled", some)
+
+    found = tc.quantize(model, feeds, trials=6, threads=1)
+
+    assert found.ended == "interrupted" and found.points and all(math.isnan(point.ratio) for point in found.points)
+    assert OrtModule(found.model).run(feeds[0])
+
+
+class Flat:
+    """Seconds that are the same for all."""
+
+    def predict(self, strategy: object) -> float:
+        return 1.0
