@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -108,7 +109,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     need_model(args.model, "tc bench", "which other runtimes cannot read")
     if args.tolerance is None:
         args.tolerance = EXACT if args.precision == "f32" else NARROW
-    if not args.tolerance >= 0:
+    if math.isnan(args.tolerance):
         raise UsageError("--tolerance is nan, must be a number")
     if args.top < 0 or args.rounds < 1 or not 0 < args.seconds < 86400:
         raise UsageError("--top must not be negative, --rounds at least 1, --seconds more than 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -88,8 +89,8 @@ def execute(args: argparse.Namespace) -> Outcome:
     """Compile or load, run, measure, check, write. Raises CheckError when results differ from the reference."""
     if args.repeat < 1:
         raise UsageError(f"--repeat is {args.repeat}, must be at least 1")
-    if not args.tolerance >= 0:
-        raise UsageError(f"--tolerance is {args.tolerance:g}, must be a number, not negative")
+    if math.isnan(args.tolerance):
+        raise UsageError("--tolerance is nan, must be a number")
     check_seed(args.seed)
     if args.output and args.output.suffix != ".npz":
         raise UsageError(f"--output {args.output}: results are written as .npz")

@@ -213,7 +213,6 @@ def test_nothing_is_written_over_what_is_read(tmp_path: Path, monkeypatch: pytes
         (["reduce", "m.onnx", "--inputs", "in.npz", "-o", "in"], "that is the file of --inputs"),
         (["reduce", "m.onnx", "--threads", "0"], "--threads is 0, must be at least 1"),
         (["reduce", "m.onnx", "--seconds", "-1"], "--seconds is -1"),
-        (["run", "m.onnx", "--tolerance", "-1"], "--tolerance is -1"),
         (["run", "m.onnx", "--inputs", "x.npy"], "holds one array, no .npz file"),
         (["compile", "m.onnx", "--dims", "n=3,n=4"], "n is given twice"),
     ]
