@@ -95,13 +95,10 @@ def execute(args: argparse.Namespace) -> Outcome:
         raise UsageError(f"--max-error, --min-metric, --min-speedup and --point choose on a front; the mode {args.mode!r} has none")
     if args.point is not None and any(value is not None for value in choice.values()):
         raise UsageError("--point: names the point; --max-error, --min-metric and --min-speedup look for one")
-    if args.mode != "static":
-        for option, is_given in (("--state", args.state), ("--trials", args.trials), ("--metric", args.metric), ("--data", args.data)):
-            if is_given is not None:
-                raise UsageError(f"{option}: is for the mode 'static', not for {args.mode!r}, which searches nothing")
     if args.min_metric is not None and args.metric is None:
         raise UsageError("--min-metric: there is no metric; --metric names one")
     for option, given, mode in (
+        *((f"--{name}", getattr(args, name), "static") for name in ("state", "trials", "metric", "data")),
         ("--granularity", args.granularity, "dynamic"),
         ("--bits", args.bits, "weights"),
         ("--block", args.block, "weights"),

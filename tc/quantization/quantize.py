@@ -112,8 +112,8 @@ def quantize(
     check_word("mode", mode, MODES)
     check_word("search", search, ALGORITHMS)
     check_word("granularity", granularity, ("tensor", "row"))
-    _check_meant(mode, {"granularity": granularity != "tensor", "bits": bits != 8, "block": block is not None},
-                 {"trials": trials is not None, "state": state is not None})  # fmt: skip
+    given = {"granularity": granularity != "tensor", "bits": bits != 8, "block": block is not None}
+    _check_meant(mode, {**given, "trials": trials is not None, "state": state is not None})
     request = _checked(model, metric, target, budget, trials, hardware, keep, dims, threads, seed, callback)
     if mode != "static":
         if calibration is not None or metric is not None:
@@ -130,17 +130,14 @@ def quantize(
     return _with_note_of_defaults(_Static(model, calibration, request, search, state).run(), model)
 
 
-_OWN_OPTIONS = {"static": (), "dynamic": ("granularity",), "weights": ("bits", "block")}
-"""Of each mode."""
+_MODE_OF = {"granularity": "dynamic", "bits": "weights", "block": "weights", "trials": "static", "state": "static"}
 
 
-def _check_meant(mode: str, own: Mapping[str, bool], of_search: Mapping[str, bool]) -> None:
+def _check_meant(mode: str, given: Mapping[str, bool]) -> None:
     """UserError for options that are given and say nothing in this mode."""
-    for name in (name for name, is_given in own.items() if is_given and name not in _OWN_OPTIONS[mode]):
-        (other,) = (each for each, names in _OWN_OPTIONS.items() if name in names)
-        raise QuantizationError(f"{name}: is for the mode {other!r}, not for {mode!r}")
-    for name in (name for name, is_given in of_search.items() if is_given and mode != "static"):
-        raise QuantizationError(f"{name}: is for the mode 'static', not for {mode!r}, which searches nothing")
+    for name, other in _MODE_OF.items():
+        if given[name] and mode != other:
+            raise QuantizationError(f"{name}: is for the mode {other!r}, not for {mode!r}")
 
 
 def _with_note_of_defaults(found: QuantizedModel, model: Model) -> QuantizedModel:
