@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,55 @@ def test_an_operator_that_onnx_has_too(op: str) -> None:
     for a, b in zip(found, session.run(None, given), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+def _normal_groups(x: np.ndarray, groups: int, scale: np.ndarray, shift: np.ndarray, is_silu: bool) -> np.ndarray:
+    """group_norm of [b, c, h, w], in f64."""
+    parts = x.astype(np.float64).reshape(len(x), groups, -1)
+    parts = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + 1e-5)
+    made: np.ndarray = parts.reshape(x.shape) * scale[:, None, None] + shift[:, None, None]
+    return made / (1 + np.exp(-made)) if is_silu else made
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("skip", [None, (2, 6), (2, 1, 1, 6), (2, 3, 5, 6)])
+def test_norms_of_groups_of_channels(skip: tuple[int, ...] | None, last: bool, dtype: Any, rng: np.random.Generator) -> None:
+    """onnxruntime has no kernels of these for CPUs: against their definition."""
+
+    def image(array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array if last or array.ndim != 4 else array.transpose(0, 3, 1, 2))
+
+    x, added = (rng.standard_normal(shape).astype(dtype) for shape in ((2, 3, 5, 6), skip or (2, 6)))
+    scale, shift, bias = (rng.standard_normal(6).astype(F32 if k < 2 else dtype) for k in range(3))
+    arrays = {"x": image(x), "scale": scale, "shift": shift, "skip": image(added), "bias": bias}
+    names = list(arrays) if skip else ["x", "scale", "shift"]
+    attrs = {"channels_last": int(last), "groups": 3, "activation": int(dtype is np.float16)}
+    made = node("SkipGroupNorm" if skip else "GroupNorm", " ".join(names), "y s" if skip else "y", **attrs, **MS)
+    inputs = {name: (arrays[name].dtype, list(arrays[name].shape)) for name in names}
+    model = make_model([made], inputs, made.output, domains=[("com.microsoft", 1)])
+
+    found = run(load_model(model, on_unsupported="error"), {name: arrays[name] for name in names})
+
+    total = x
+    if skip:
+        total = (x + (added[:, None, None] if added.ndim == 2 else added)) + bias
+        np.testing.assert_array_equal(found[1], image(total))
+    whole = _normal_groups(total.transpose(0, 3, 1, 2), 3, scale, shift, bool(attrs["activation"])).transpose(0, 2, 3, 1)
+    off = 2e-5 if dtype is np.float32 else 2e-3
+    assert found[0].dtype == dtype
+    np.testing.assert_allclose(found[0], image(whole), rtol=off, atol=off)
+
+
+def test_biases_of_diffusion_models(rng: np.random.Generator) -> None:
+    x, bias, skip = (rng.standard_normal(shape).astype(F32) for shape in ((2, 3, 8), (8,), (2, 3, 8)))
+    nodes = [node("BiasAdd", "x bias skip", "sum", **MS), node("BiasSplitGelu", "x bias", "gated", **MS)]
+    inputs = {"x": (F32, [2, "s", 8]), "bias": (F32, [8]), "skip": (F32, [2, "s", 8])}
+    model = make_model(nodes, inputs, ["sum", "gated"], domains=[("com.microsoft", 1)])
+
+    total, gated = run(load_model(model, on_unsupported="error"), {"x": x, "bias": bias, "skip": skip})
+
+    np.testing.assert_array_equal(total, x + bias + skip)
+    left, right = np.split((x + bias).astype(np.float64), 2, -1)
+    gelu = right * 0.5 * (1 + np.vectorize(math.erf)(right / np.sqrt(2)))
+    np.testing.assert_allclose(gated, left * gelu, rtol=1e-5, atol=1e-5)

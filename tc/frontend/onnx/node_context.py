@@ -42,7 +42,7 @@ from tc.frontend.onnx.values import (
     constant_value,
     elements_value,
 )
-from tc.ir.arith import Facts, prove
+from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr, const, is_const
 from tc.ir.graph import AttrValue
@@ -157,6 +157,10 @@ class Calls:
     def call(self, op: str, *args: ModelValue | None, **attrs: AttrValue) -> ModelValue:
         """Bind the one result of an operator."""
         return self.graph.call(op, *args, span=self.span, names=self._names(1), **attrs)[0]
+
+    def cast(self, x: ModelValue, dtype: DType) -> ModelValue:
+        """x in that element type; itself where it has it."""
+        return x if x.dtype is dtype else self.call("cast", x, dtype=dtype)
 
     def _names(self, count: int) -> list[str]:
         return [self.label] * count
@@ -285,6 +289,13 @@ class NodeContext(Calls):
         if count is not None and len(found) != count:
             raise ShapeError(f"{self.op_type}: {what} (input {index}) has {len(found)} elements, must have {count}")
         return found
+
+    def known(self, dim: Expr, what: str) -> int:
+        """A size that must be known before the run. UnsupportedError otherwise."""
+        value = simplify(dim, self.facts)
+        if not isinstance(value, Const):
+            raise UnsupportedError(f"{self.op_type} of {dim} {what}", code="TC1015")
+        return int(value.value)
 
     def of_length(self, index: int, count: int | None) -> ModelValue:
         """An input; where it is a vector of a length that only the run tells, one of `count` elements, which is checked then."""

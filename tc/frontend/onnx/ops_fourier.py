@@ -127,7 +127,7 @@ def _dft(n: NodeContext, x: ModelValue, axis: int) -> ModelValue:
         found, _ = halves(n, found)
     if perm != tuple(range(x.rank)):
         found = n.call("transpose", found, perm=tuple(perm.index(d) for d in range(x.rank)))
-    return found if found.dtype is dtype else n.call("cast", found, dtype=dtype)
+    return n.cast(found, dtype)
 
 
 def _mirrored(n: NodeContext, x: ModelValue, size: Expr) -> ModelValue:
@@ -172,7 +172,7 @@ def import_stft(n: NodeContext) -> NodeResult:
     else:
         found = _frames_transformed(n, n.call("frames", flat, size=size * pair, step=step * pair), window, size, kept, pair)
     found = n.call("reshape", found, shape=(batch, found.shape[1], kept, const(2)))
-    return found if found.dtype is dtype else n.call("cast", found, dtype=dtype)
+    return n.cast(found, dtype)
 
 
 def _frames_transformed(n: NodeContext, frames: ModelValue, window: ModelValue | None, size: Expr, kept: Expr, pair: int) -> ModelValue:

@@ -16,7 +16,7 @@ from tc.frontend.onnx.quantized import with_term
 from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import bool_, i64
-from tc.ir.expr import Const, Expr, Select, const, equal, maximum
+from tc.ir.expr import Expr, Select, const, equal, maximum
 from tc.ops.common import require_equal
 
 _DOMAIN = "com.microsoft"
@@ -26,21 +26,58 @@ _DOMAIN = "com.microsoft"
 def import_rotary_embedding(n: NodeContext) -> NodeResult:
     """Of x [b, s, heads * w] or [b, heads, s, w]; the places are given for each of [b, s], or as [1], the first one's."""
     x, places, cos, sin = (n.value(k) for k in range(4))
-    if n.attr("is_packed_batching", 0):
-        raise UnsupportedError("RotaryEmbedding of batches that are packed", code="TC1013")
-    apart = x
-    if x.rank == 3:
-        rotated, heads = n.attr("rotary_embedding_dim", 0), n.attr("num_heads", 0)
-        if rotated and not heads:
-            raise NodeError("RotaryEmbedding of a part of each head needs num_heads")
-        apart = in_heads(n, x, heads or x.shape[2] // (cos.shape[1] * 2))
-    if apart.rank != 4:
-        raise NodeError(f"RotaryEmbedding of {x.type}, which must be of rank 3 or 4")
+    apart = _whose_heads_turn(n, x, cos)
     if places.rank == 1:
         first = n.call("reshape", places, shape=(1, 1))
         places = n.call("add", first, n.call("cast", n.call("range", size=apart.shape[2]), dtype=places.dtype))
-    found = _rotated(n, apart, places, cos, sin, interleaved=bool(n.attr("interleaved", 0)))
+    angles = [n.call("gather", table, places, axis=0) for table in (cos, sin)]
+    found = _rotated(n, apart, *angles, interleaved=bool(n.attr("interleaved", 0)))
     return found if x.rank == 4 else in_rows(n, found)
+
+
+@onnx_op("MRotaryEmbedding", domain=_DOMAIN)
+def import_multimodal_rotary_embedding(n: NodeContext) -> NodeResult:
+    """The same with three places of each token [3, b, s], in time, height and width; each is for a section of the angles, one behind the
+    other or, from the second on, every third one. Source: Wang et al. (2024), Qwen2-VL."""
+    x, places, cos, sin = (n.value(k) for k in range(4))
+    half, sections = n.known(cos.shape[1], "elements of a head"), list(n.attr("mrope_section") or [])
+    if len(sections) != 3 or min(sections) < 0 or sum(sections) != half:
+        raise NodeError(f"MRotaryEmbedding: sections of {sections} angles, which must be three of {half}")
+    if places.rank != 3:
+        raise NodeError(f"MRotaryEmbedding: places of {places.type}, which must be [3, b, s]")
+    apart = _whose_heads_turn(n, x, cos)
+    places = n.call("reshape", places, shape=(3, *places.shape[1:]))
+    if n.attr("mrope_layout", 0):
+        column = np.arange(half)
+        whose = sum(np.where((column % 3 == each) & (column < 3 * sections[each]), each, 0) for each in (1, 2))
+    else:
+        whose = np.repeat(np.arange(3), sections)
+    angles = [_of_sections(n, table, places, np.asarray(whose)) for table in (cos, sin)]
+    found = _rotated(n, apart, *angles, interleaved=bool(n.attr("interleaved", 0)))
+    return found if x.rank == 4 else in_rows(n, found)
+
+
+def _of_sections(n: NodeContext, table: ModelValue, places: ModelValue, whose: np.ndarray) -> ModelValue:
+    """[b, s, r]: in each column the row of the place that it is whose."""
+    rows = n.call("gather", table, places, axis=0)
+    found, *others = (n.call("gather", rows, n.const(each, i64), axis=0) for each in range(3))
+    for each, other in enumerate(others, 1):
+        found = n.call("where", n.const(whose == each, bool_), other, found)
+    return found
+
+
+def _whose_heads_turn(n: NodeContext, x: ModelValue, cos: ModelValue) -> ModelValue:
+    """x [b, s, heads * w] or [b, heads, s, w] in heads."""
+    if n.attr("is_packed_batching", 0):
+        raise UnsupportedError(f"{n.op_type} of batches that are packed", code="TC1013")
+    if x.rank not in (3, 4):
+        raise NodeError(f"{n.op_type} of {x.type}, which must be of rank 3 or 4")
+    if x.rank == 4:
+        return x
+    rotated, heads = n.attr("rotary_embedding_dim", 0), n.attr("num_heads", 0)
+    if rotated and not heads:
+        raise NodeError(f"{n.op_type} of a part of each head needs num_heads")
+    return in_heads(n, x, heads or x.shape[2] // (cos.shape[1] * 2))
 
 
 @onnx_op("GroupQueryAttention", domain=_DOMAIN)
@@ -72,7 +109,7 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
     held = n.call("check_range", held, limit=places - length + 1, what="number of places of the cache")
     k, v = (_written(n, past, new, held, places) for past, new in ((k_past, k), (v_past, v)))
     scores = n.call("matmul", q, n.call("transpose", _repeated(n, k, heads // kv_heads), perm=(0, 1, 3, 2)))
-    scores = n.call("mul", scores, n.const(n.attr("scale", 0.0) or float(_fixed(n, width)) ** -0.5, q.dtype))
+    scores = n.call("mul", scores, n.const(n.attr("scale", 0.0) or float(n.known(width, "elements of a head")) ** -0.5, q.dtype))
     softcap = n.attr("softcap", 0.0)
     if softcap:
         cap = n.const(softcap, q.dtype)
@@ -94,25 +131,19 @@ def _heads_of(n: NodeContext, heads: int, kv_heads: int) -> list[ModelValue]:
         raise NodeError(f"GroupQueryAttention of {first.type}, with keys or values alone")
     if k is None or v is None:
         total = heads + 2 * kv_heads
-        width = _fixed(n, first.shape[2]) // total
+        width = n.known(first.shape[2], "elements of a head") // total
         parts = [part * width for part in (heads, kv_heads, kv_heads)]
-        if sum(parts) != _fixed(n, first.shape[2]):
+        if sum(parts) != n.known(first.shape[2], "elements of a head"):
             raise NodeError(f"GroupQueryAttention: {total} heads of queries, keys and values in {first.type}")
         made = n.graph.call("split", first, span=n.span, names=[n.label] * 3, axis=2, sizes=tuple(parts))
         return [in_heads(n, part, count) for part, count in zip(made, (heads, kv_heads, kv_heads), strict=True)]
     n.graph.state(lambda: require_divides(const(heads), first.shape[2], f"{n.op_type}: the last dim of {first.type}"), n.span)
-    width = _fixed(n, first.shape[2]) // heads
+    width = n.known(first.shape[2], "elements of a head") // heads
     for new in (k, v):
         text = f"{n.op_type}: the last dim of {new.type}, of {kv_heads} heads"
         n.graph.state(lambda new=new, text=text: require_equal(new.shape[2], const(kv_heads * width), text), n.span)  # type: ignore[misc]
     return [in_heads(n, x, count) for x, count in ((first, heads), (k, kv_heads), (v, kv_heads))]
 
-
-def _fixed(n: NodeContext, dim: Expr) -> int:
-    value = simplify(dim, n.facts)
-    if not isinstance(value, Const):
-        raise UnsupportedError(f"{n.op_type} of heads of {dim} elements", code="TC1015")
-    return int(value)
 
 
 def _repeated(n: NodeContext, x: ModelValue, times: int) -> ModelValue:
@@ -143,16 +174,17 @@ def _placed(n: NodeContext, q: ModelValue, k: ModelValue, totals: ModelValue, he
         is_there = n.call("less", after, n.call("add", n.call("reshape", totals, shape=(batch, 1)), n.const(1, i64)))
         places = n.call("where", is_there, after, n.const(1 if prove(cos.shape[0] >= 2, n.facts) is True else 0, i64))  # of no token
     interleaved = bool(n.attr("rotary_interleaved", 0))
-    return tuple(_rotated(n, x, places, cos, sin, interleaved=interleaved) for x in (q, k))  # type: ignore[return-value]
+    angles = [n.call("gather", table, places, axis=0) for table in (cos, sin)]
+    return tuple(_rotated(n, x, *angles, interleaved=interleaved) for x in (q, k))  # type: ignore[return-value]
 
 
-def _rotated(n: NodeContext, x: ModelValue, places: ModelValue, cos: ModelValue, sin: ModelValue, *, interleaved: bool) -> ModelValue:
-    """x [b, heads, s, w] by the angles of `places` [b, s]: pairs are halves of the first 2 * r elements, or neighbours."""
-    half = _fixed(n, cos.shape[1])
+def _rotated(n: NodeContext, x: ModelValue, cos: ModelValue, sin: ModelValue, *, interleaved: bool) -> ModelValue:
+    """x [b, heads, s, w] by the angles [b or 1, s, r]: pairs are halves of the first 2 * r elements, or neighbours."""
+    half = n.known(cos.shape[2], "elements of a head")
     text = f"{n.op_type}: the caches of cosines and sines"
-    n.graph.state(lambda: require_equal(sin.shape[1], cos.shape[1], text), n.span)
+    n.graph.state(lambda: require_equal(sin.shape[2], cos.shape[2], text), n.span)
     batch, heads, length, width = x.shape
-    c, s = (_of_places(n, table, places, x) for table in (cos, sin))
+    c, s = (n.cast(n.call("unsqueeze", table, axes=(1,)), x.dtype) for table in (cos, sin))
     rest = None
     if prove(equal(width, 2 * half), n.facts) is not True:
         rest = _cut(n, x, const(2 * half), width - 2 * half)
@@ -171,13 +203,6 @@ def _rotated(n: NodeContext, x: ModelValue, places: ModelValue, cos: ModelValue,
         turned = [n.call("reshape", n.call("concat", *columns, axis=4), shape=(batch, heads, length, 2 * half))]
     parts = turned if rest is None else [*turned, rest]
     return parts[0] if len(parts) == 1 else n.call("concat", *parts, axis=3)
-
-
-def _of_places(n: NodeContext, table: ModelValue, places: ModelValue, x: ModelValue) -> ModelValue:
-    """The rows of a cache, as [b or 1, 1, s, r]."""
-    rows = n.call("gather", table, places, axis=0)
-    rows = n.call("reshape", rows, shape=(rows.shape[0], 1, *rows.shape[1:]))
-    return rows if rows.dtype is x.dtype else n.call("cast", rows, dtype=x.dtype)
 
 
 def _cut(n: NodeContext, x: ModelValue, start: Expr, size: Expr) -> ModelValue:

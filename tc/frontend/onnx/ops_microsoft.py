@@ -5,7 +5,7 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
-from tc.errors import UnsupportedError
+from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.activations import fused_activation
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_math import import_gemm
@@ -14,7 +14,9 @@ from tc.frontend.onnx.ops_shape import import_gather_nd, import_range, import_tr
 from tc.frontend.onnx.ops_slice import import_pad
 from tc.frontend.onnx.ops_vision import import_grid_sample
 from tc.frontend.onnx.values import ModelValue
-from tc.ir.dtype import i32
+from tc.ir.arith import prove
+from tc.ir.dtype import f32, i32
+from tc.ir.expr import equal
 
 _DOMAIN = "com.microsoft"
 
@@ -99,6 +101,132 @@ def import_skip_simplified_layer_norm(n: NodeContext) -> NodeResult:
     total = _add(n, n.call("add", n.value(0), n.value(1)), n.optional(3))
     normal = n.call("rms_norm", total, n.value(2), axis=-1, epsilon=n.attr("epsilon", 1e-5))
     return [normal, None, None, total]
+
+
+@onnx_op("BranchwiseRMSNorm", domain=_DOMAIN)
+def import_branchwise_rms_norm(n: NodeContext) -> NodeResult:
+    """rms_norm of each branch of x [.., c, h] or [.., c * h], in f32; the factors are [h], or for each branch."""
+    x, scale, branches = n.value(0), n.optional(1), int(n.attr("num_branches", 0))
+    apart = _in_branches(n, x, branches)
+    normal = n.call("rms_norm", n.cast(apart, f32), None, axis=-1, epsilon=n.attr("epsilon", 1e-5))
+    if scale is not None:
+        wide, own = n.cast(scale, f32), apart.shape[-2:]
+        is_of_all = scale.rank == 1 and prove(equal(scale.shape[0], own[1]), n.facts) is not True
+        normal = n.call("mul", normal, n.call("reshape", wide, shape=own) if is_of_all else wide)
+    return n.call("reshape", n.cast(normal, x.dtype), shape=x.shape)
+
+
+@onnx_op("HyperConnectionPreMix", domain=_DOMAIN)
+def import_hyper_connection_pre_mix(n: NodeContext) -> NodeResult:
+    """The sum of branches [.., c, h] by their gates, in f32. Source: Zhu et al. (2024), Hyper-Connections."""
+    x = _in_branches(n, n.value(0), int(n.attr("num_branches", 0)))
+    gates = _gates_of(n, n.value(1), x)
+    total = n.call("sum", n.call("mul", n.cast(x, f32), gates), axes=(-2,), keepdims=False)
+    factor = n.attr("reduction_scale", 1.0)
+    return n.cast(total if factor == 1 else n.call("mul", total, n.const(factor, f32)), x.dtype)
+
+
+@onnx_op("HyperConnectionPostMix", domain=_DOMAIN)
+def import_hyper_connection_post_mix(n: NodeContext) -> NodeResult:
+    """Branches [.., c, h], mixed by a matrix [.., c, c] where there is one, and what a block gave [.., h] by the gates of each; in f32."""
+    streams, given, mix = n.value(0), n.value(1), n.optional(3)
+    x = _in_branches(n, streams, int(n.attr("num_branches", 0)))
+    kept = n.cast(x, f32)
+    if mix is not None:
+        turned = n.call("transpose", n.cast(mix, f32), perm=(*range(mix.rank - 2), mix.rank - 1, mix.rank - 2))
+        kept = n.call("matmul", turned, kept)
+    added = n.call("mul", _gates_of(n, n.value(2), x), n.call("unsqueeze", n.cast(given, f32), axes=(-2,)))
+    return n.call("reshape", n.cast(n.call("add", kept, added), streams.dtype), shape=streams.shape)
+
+
+def _in_branches(n: NodeContext, x: ModelValue, branches: int) -> ModelValue:
+    """[.., c, h] of that, or of [.., c * h]."""
+    if not branches:
+        if x.rank < 2:
+            raise NodeError(f"{n.op_type} of {x.type}, which has no branches")
+        return x
+    size = n.known(x.shape[-1], "elements") if x.rank else 0
+    if branches < 0 or size % branches:
+        raise NodeError(f"{n.op_type} of {x.type} in {branches} branches")
+    return n.call("reshape", x, shape=(*x.shape[:-1], branches, size // branches))
+
+
+def _gates_of(n: NodeContext, gates: ModelValue, x: ModelValue) -> ModelValue:
+    """Gates in f32, [.., c, h or 1], of [.., c], [.., c, h or 1] or [.., c * h]."""
+    wide = n.cast(gates, f32)
+    if gates.rank == x.rank:
+        return wide
+    if gates.rank != x.rank - 1:
+        raise NodeError(f"{n.op_type}: gates of {gates.type} for {x.type}")
+    is_for_each = prove(equal(gates.shape[-1], x.shape[-2]), n.facts) is True
+    return n.call("unsqueeze", wide, axes=(-1,)) if is_for_each else n.call("reshape", wide, shape=x.shape)
+
+
+@onnx_op("ScaledSiLU", domain=_DOMAIN)
+def import_scaled_silu(n: NodeContext) -> NodeResult:
+    """z sigmoid(z) of z = scale * x, each rounded to the type of x."""
+    x, scale = n.value(0), n.optional(1)
+    factor = n.const(n.attr("alpha", 1.0), f32) if scale is None else n.cast(scale, f32)
+    scaled = n.cast(n.call("mul", n.cast(x, f32), n.call("reshape", factor, shape=())), x.dtype)
+    return n.call("mul", scaled, n.call("sigmoid", scaled))
+
+
+@onnx_op("GatedAdd", domain=_DOMAIN)
+def import_gated_add(n: NodeContext) -> NodeResult:
+    """x + y * gate, of a gate for each row."""
+    if n.optional(3) is not None:
+        raise UnsupportedError("GatedAdd that projects its gate", code="TC1013")
+    return n.call("add", n.value(0), n.call("mul", n.value(1), n.value(2)))
+
+
+# -- of images
+
+
+@onnx_op("GroupNorm", domain=_DOMAIN)
+def import_microsofts_group_norm(n: NodeContext) -> NodeResult:
+    """group_norm of images [b, h, w, c] or [b, c, h, w], in f32."""
+    return _group_norm(n, n.value(0))
+
+
+@onnx_op("SkipGroupNorm", domain=_DOMAIN)
+def import_skip_group_norm(n: NodeContext) -> NodeResult:
+    """group_norm(x + skip + bias), and that sum; skip is an image, or a row [b, c] or [b, 1, 1, c]."""
+    x, skip, last = n.value(0), n.value(3), bool(n.attr("channels_last", 1))
+    if skip.rank == 2:
+        skip = n.call("unsqueeze", skip, axes=(1, 2) if last else (2, 3))
+    total, bias = n.call("add", x, skip), n.optional(4)
+    if bias is not None:
+        total = n.call("add", total, bias if last else n.call("unsqueeze", bias, axes=(1, 2)))
+    return [_group_norm(n, total), total]
+
+
+def _group_norm(n: NodeContext, x: ModelValue) -> ModelValue:
+    scale, shift, last = n.cast(n.value(1), f32), n.cast(n.value(2), f32), bool(n.attr("channels_last", 1))
+    if x.rank != 4:
+        raise NodeError(f"{n.op_type} of {x.type}, which must be of rank 4")
+    wide = n.cast(x, f32)
+    if last:
+        wide = n.call("transpose", wide, perm=(0, 3, 1, 2))
+    made = n.call("group_norm", wide, scale, shift, groups=int(n.attr("groups", 1)), epsilon=n.attr("epsilon", 1e-5))
+    if n.attr("activation", 0):
+        made = n.call("mul", made, n.call("sigmoid", made))
+    return n.cast(n.call("transpose", made, perm=(0, 2, 3, 1)) if last else made, x.dtype)
+
+
+@onnx_op("BiasAdd", domain=_DOMAIN)
+def import_bias_add(n: NodeContext) -> NodeResult:
+    return n.call("add", n.call("add", n.value(0), n.value(1)), n.value(2))
+
+
+@onnx_op("BiasSplitGelu", domain=_DOMAIN)
+def import_bias_split_gelu(n: NodeContext) -> NodeResult:
+    """left * gelu(right), of the halves of the columns of x + bias."""
+    x = n.call("add", n.value(0), n.value(1))
+    half = n.known(x.shape[-1], "columns") // 2
+    start = (0,) * (x.rank - 1)
+    sizes, steps = (*x.shape[:-1], half), (1,) * x.rank
+    left, right = (n.call("slice", x, starts=(*start, at), sizes=sizes, steps=steps) for at in (0, half))
+    return n.call("mul", left, n.call("gelu", right, approximate="none"))
 
 
 # -- what ONNX has too, from before it had it

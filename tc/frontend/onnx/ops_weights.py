@@ -5,7 +5,7 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from tc.ir.dtype import DType, bool_, f32, i8, i32, i64, u2, u4, u8, unpack
 from tc.ir.expr import Const, Expr, ceildiv, equal, is_const
 
 _DOMAIN = "com.microsoft"
-_UNSIGNED = {2: u2, 4: u4, 8: u8}
+UNSIGNED = {2: u2, 4: u4, 8: u8}
+"""The types of weights, by their bits."""
 
 BYTES_LEVEL = 4
 """The `accuracy_level` that asks for products of bytes."""
@@ -36,12 +37,14 @@ _BNB_TABLES = {0: np.array([*_FP4, *(-value for value in _FP4)], np.float32), 1:
 
 
 @dataclass(frozen=True)
-class _Weights:
+class NBitsWeights:
     """Integers [n, k'], scales and zero points [n, k' / block]; `order`: which terms of the activations they belong to (k: none)."""
 
     values: np.ndarray
     scale: np.ndarray
     zero: np.ndarray
+    dtype: DType
+    block: int
     order: np.ndarray | None = None
 
 
@@ -50,31 +53,34 @@ def import_matmul_nbits(n: NodeContext) -> NodeResult:
     """A dequantize(B)' + bias. Where bytes are asked for, A is rounded to them, each block of a row of its own scale."""
     x, depth, count = n.value(0), int(n.attr("K", 0)), int(n.attr("N", 0))
     bits, block = int(n.attr("bits", 4)), int(n.attr("block_size", 0))
-    if bits not in _UNSIGNED:
-        raise UnsupportedError(f"MatMulNBits with {bits} bits", code="TC1013", supported=", ".join(map(str, _UNSIGNED)))
+    if bits not in UNSIGNED:
+        raise UnsupportedError(f"MatMulNBits with {bits} bits", code="TC1013", supported=", ".join(map(str, UNSIGNED)))
     if depth < 1 or count < 1 or block < 1 or block * bits % 8:
         raise NodeError(f"MatMulNBits: K = {depth}, N = {count}, blocks of {block} terms of {bits} bits")
     if n.attr("weight_prepacked", 0):
         raise UnsupportedError("MatMulNBits with weights that are packed for one processor", code="TC1013")
     x = _of_depth(n, x, depth)
-    weights = _read_weights(n, count, depth, block, _UNSIGNED[bits])
-    wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
-    if weights.order is not None:
-        is_there = weights.order < depth
-        chosen = n.call("gather", wide, n.const(np.where(is_there, weights.order, 0), i32), axis=-1)
-        wide = n.call("where", n.const(is_there, bool_), chosen, n.const(0, f32))
-    scale = n.const(weights.scale.astype(np.float32), f32)
-    zero = n.const(weights.zero, _zero_dtype(weights.zero))
-    values = n.const(weights.values, _UNSIGNED[bits])
-    if int(n.attr("accuracy_level", 0)) == BYTES_LEVEL:
-        result = n.call("matmul_blocks", *_in_bytes(n, wide, block, values, scale, zero), columns=count)
-    else:
-        made = n.call("dequantize_linear", values, scale, zero, axis=1, block_size=block)
-        result = n.call("matmul", wide, n.call("transpose", made, perm=(1, 0)))
+    wide = n.cast(x, f32)
+    result = of_blocks(n, wide, _read_weights(n, count, depth, block, UNSIGNED[bits]))
     bias = n.optional(5)
     if bias is not None:
-        result = n.call("add", result, bias if bias.dtype is f32 else n.call("cast", bias, dtype=f32))
+        result = n.call("add", result, n.cast(bias, f32))
     return result if x.dtype is f32 else n.call("cast", result, dtype=x.dtype)
+
+
+def of_blocks(n: NodeContext, x: ModelValue, weights: NBitsWeights) -> ModelValue:
+    """The product of x [.., k] (f32) with the weights: [.., n]. Where the node asks for bytes, x is rounded to them."""
+    if weights.order is not None:
+        is_there = weights.order < x.shape[-1].value  # type: ignore[attr-defined]
+        chosen = n.call("gather", x, n.const(np.where(is_there, weights.order, 0), i32), axis=-1)
+        x = n.call("where", n.const(is_there, bool_), chosen, n.const(0, f32))
+    scale = n.const(weights.scale.astype(np.float32), f32)
+    zero = n.const(weights.zero, _zero_dtype(weights.zero))
+    values = n.const(weights.values, weights.dtype)
+    if int(n.attr("accuracy_level", 0)) == BYTES_LEVEL:
+        return n.call("matmul_blocks", *_in_bytes(n, x, weights.block, values, scale, zero), columns=len(weights.values))
+    made = n.call("dequantize_linear", values, scale, zero, axis=1, block_size=weights.block)
+    return n.call("matmul", x, n.call("transpose", made, perm=(1, 0)))
 
 
 @onnx_op("MatMulBnb4", domain=_DOMAIN)
@@ -100,7 +106,7 @@ def import_matmul_bnb4(n: NodeContext) -> NodeResult:
     x = _of_depth(n, x, depth)
     codes = np.stack([packed.reshape(-1) >> 4, packed.reshape(-1) & 15], 1).reshape(-1)[:size]
     weights = _BNB_TABLES[kind][codes] * np.repeat(largest.reshape(-1).astype(np.float32), block)[:size]
-    wide = x if x.dtype is f32 else n.call("cast", x, dtype=f32)
+    wide = n.cast(x, f32)
     result = n.call("matmul", wide, n.const(np.ascontiguousarray(weights.reshape(count, depth).T), f32))
     return result if x.dtype is f32 else n.call("cast", result, dtype=x.dtype)
 
@@ -135,7 +141,7 @@ def _in_bytes(
     return whole, values, scale, zero, None, sums, n.call("reshape", x_scale, shape=(*rows, groups))
 
 
-def _read_weights(n: NodeContext, count: int, depth: int, block: int, dtype: DType) -> _Weights:
+def _read_weights(n: NodeContext, count: int, depth: int, block: int, dtype: DType) -> NBitsWeights:
     """What inputs 1 to 4 say. NodeError where they have not the bytes that the attributes ask for."""
     groups = -(-depth // block)
     packed, scale, zero = n.array(1, "B"), n.array(2, "scales"), n.array(3, "zero_points")
@@ -148,14 +154,14 @@ def _read_weights(n: NodeContext, count: int, depth: int, block: int, dtype: DTy
         raise NodeError(f"MatMulNBits: {scale.size} scales, but {count} columns have {groups} blocks each")
     values = unpack(packed.reshape(-1), dtype, (count, groups * block))[:, :depth]
     scale = scale.reshape(count, groups)
-    zero = _read_zeros(n, zero, count, groups, dtype)
+    zero = zero_points(n, zero, count, groups, dtype)
     index = n.array(4, "g_idx")
     if index is None or np.array_equal(index.reshape(-1), np.arange(depth) // block):
-        return _Weights(values, scale, zero)
-    return _regrouped(_Weights(values, scale, zero), index.reshape(-1), block)
+        return NBitsWeights(values, scale, zero, dtype, block)
+    return _regrouped(NBitsWeights(values, scale, zero, dtype, block), index.reshape(-1))
 
 
-def _read_zeros(n: NodeContext, zero: np.ndarray | None, count: int, groups: int, dtype: DType) -> np.ndarray:
+def zero_points(n: NodeContext, zero: np.ndarray | None, count: int, groups: int, dtype: DType) -> np.ndarray:
     """Zero points [n, g]: of whole bytes, several to a byte, or floats; the middle of the range where there are none."""
     if zero is None:
         return np.full((count, groups), 2 ** (dtype.bits - 1), np.uint8)
@@ -169,10 +175,10 @@ def _read_zeros(n: NodeContext, zero: np.ndarray | None, count: int, groups: int
     return np.stack([unpack(each, dtype, (groups,)) for each in zero.reshape(count, row)]).astype(np.uint8)
 
 
-def _regrouped(weights: _Weights, index: np.ndarray, block: int) -> _Weights:
+def _regrouped(weights: NBitsWeights, index: np.ndarray) -> NBitsWeights:
     """Weights whose term k belongs to block `index[k]`, ordered by blocks that are filled up to whole ones."""
     count, depth = weights.values.shape
-    groups = weights.scale.shape[1]
+    groups, block = weights.scale.shape[1], weights.block
     if index.shape != (depth,) or index.min(initial=0) < 0 or index.max(initial=0) >= groups:
         raise NodeError(f"MatMulNBits: g_idx must have {depth} numbers of {groups} blocks")
     order: list[np.ndarray] = []
@@ -185,7 +191,7 @@ def _regrouped(weights: _Weights, index: np.ndarray, block: int) -> _Weights:
             chosen.append(group)
     places = np.concatenate(order)
     filled = np.concatenate([weights.values, np.zeros((count, 1), weights.values.dtype)], 1)
-    return _Weights(filled[:, places], weights.scale[:, chosen], weights.zero[:, chosen], places)
+    return replace(weights, values=filled[:, places], scale=weights.scale[:, chosen], zero=weights.zero[:, chosen], order=places)
 
 
 @onnx_op("GatherBlockQuantized", domain=_DOMAIN)
@@ -223,14 +229,14 @@ def _unpacked(n: NodeContext, along: int) -> tuple[ModelValue, ModelValue]:
     packed, zeros, bits = n.array(0, "data"), n.array(3, "zero_points"), int(n.attr("bits", 4))
     if packed is None:
         raise NodeError("GatherBlockQuantized: data are missing")
-    if bits not in _UNSIGNED or (bits < 8 and along != packed.ndim - 1):
-        supported = ", ".join(map(str, _UNSIGNED))
+    if bits not in UNSIGNED or (bits < 8 and along != packed.ndim - 1):
+        supported = ", ".join(map(str, UNSIGNED))
         message = f"GatherBlockQuantized of {bits} bits along axis {along} of {n.value(0).type}"
         raise UnsupportedError(message, code="TC1013", supported=supported)
-    dtype, block = _UNSIGNED[bits], int(n.attr("block_size", 128))
+    dtype, block = UNSIGNED[bits], int(n.attr("block_size", 128))
     shape = (*packed.shape[:-1], packed.shape[-1] * dtype.per_byte)
     counts = tuple(-(-size // max(block, 1)) if d == along else size for d, size in enumerate(shape))
-    flat = _read_zeros(n, zeros, int(np.prod(counts[:-1])), counts[-1], dtype)
+    flat = zero_points(n, zeros, int(np.prod(counts[:-1])), counts[-1], dtype)
     values = unpack(packed.reshape(-1), dtype, shape)
     return n.const(values, dtype), n.const(flat.reshape(counts).astype(dtype.numpy), dtype)
 
