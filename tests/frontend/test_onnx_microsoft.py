@@ -10,6 +10,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
+import tc
+from tc.errors import TcError
 from tc.frontend.onnx import load_model
 from tests.frontend.models import make_model, node, run
 
@@ -158,3 +160,59 @@ def test_biases_of_diffusion_models(rng: np.random.Generator) -> None:
     left, right = np.split((x + bias).astype(np.float64), 2, -1)
     gelu = right * 0.5 * (1 + np.vectorize(math.erf)(right / np.sqrt(2)))
     np.testing.assert_allclose(gated, left * gelu, rtol=1e-5, atol=1e-5)
+
+
+def _check(op: str, arrays: dict[str, np.ndarray], attrs: dict[str, Any], free: dict[str, list[str]], off: float = 1e-5) -> None:
+    """Compiled with sizes and without, against onnxruntime."""
+    made = node(op, " ".join(arrays), "y", **attrs, **MS)
+    for shapes in ({}, free):
+        inputs = {name: (array.dtype, shapes.get(name, list(array.shape))) for name, array in arrays.items()}
+        model = make_model([made], inputs, ["y"], domains=[("com.microsoft", 1)])
+        model.graph.output[0].type.tensor_type.elem_type = model.graph.input[0].type.tensor_type.elem_type
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        (expected,) = session.run(None, arrays)
+
+        found = tc.compile(model, threads=2)(*arrays.values())
+
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=off, atol=off * np.abs(expected).max(initial=1))
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 4, 4), (0, 3, 3), (2, 1, 1), (1, 33, 33)])
+def test_inverses_of_matrices(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    free = {"x": ["n"] * 2 if len(shape) == 2 else ["b", "n", "n"]}
+    _check("Inverse", {"x": rng.standard_normal(shape).astype(F32)}, {}, free, off=1e-4)
+    _check("Inverse", {"x": rng.standard_normal(shape)}, {}, free, off=1e-10)
+
+
+def test_an_inverse_by_rows_that_change_places() -> None:
+    _check("Inverse", {"x": np.array([[[0, 1], [1, 0]], [[0, 2], [3, 1]]], F32)}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "size", "step"), [((2, 12), 1, 4, 3), ((7, 3, 2), 0, 7, 2), ((7, 3, 2), -2, 1, 1), ((4,), 0, 2, 5)]
+)
+def test_runs_along_an_axis(shape: tuple[int, ...], dim: int, size: int, step: int, rng: np.random.Generator) -> None:
+    attrs = {"dim": dim, "size": size, "step": step}
+    _check("UnfoldTensor", {"x": rng.standard_normal(shape).astype(F32)}, attrs, {"x": ["a", "b", "c"][: len(shape)]})
+
+
+@pytest.mark.parametrize("crop", [(4, 3), (1, 1), (1, 4)])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_crops_of_images(mode: str, crop: tuple[int, int], rng: np.random.Generator) -> None:
+    boxes = np.array([[0, 0, 1, 1], [0.1, 0.2, 0.7, 0.6], [-0.2, 0, 1.3, 0.9], [0.9, 0.9, 0.1, 0.1]], F32)
+    arrays = {"x": rng.standard_normal((2, 3, 7, 5)).astype(F32), "boxes": boxes, "of": np.array([0, 1, 1, 0], np.int32)}
+    arrays["size"] = np.array(crop, np.int32)
+    free = {"x": ["n", "c", "h", "w"], "boxes": ["r", "4"], "of": ["r"]}
+
+    _check("CropAndResize", arrays, {"mode": mode, "extrapolation_value": 9.0}, free)
+
+
+def test_a_crop_of_an_image_that_is_not_there() -> None:
+    arrays = {"x": np.zeros((1, 1, 2, 2), F32), "boxes": np.zeros((1, 4), F32), "of": np.array([-1], np.int32)}
+    made = node("CropAndResize", "x boxes of size", "y", **MS)
+    inputs = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    model = make_model([made], inputs, ["y"], {"size": np.array([2, 2], np.int32)}, domains=[("com.microsoft", 1)])
+
+    with pytest.raises(TcError, match="-1"):
+        tc.compile(model)(*arrays.values())

@@ -5,18 +5,24 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
+import numpy as np
+
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.activations import fused_activation
-from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.control_flow import bind_loop
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_math import import_gemm
 from tc.frontend.onnx.ops_nn import convolve
 from tc.frontend.onnx.ops_shape import import_gather_nd, import_range, import_trilu, unique_values
 from tc.frontend.onnx.ops_slice import import_pad
 from tc.frontend.onnx.ops_vision import import_grid_sample
 from tc.frontend.onnx.values import ModelValue
-from tc.ir.arith import prove
-from tc.ir.dtype import f32, i32
+from tc.ir.arith import prove, simplify
+from tc.ir.dtype import f32, f64, i32, i64
 from tc.ir.expr import equal
+from tc.ir.types import product
+from tc.ops.common import require_equal
+from tc.ops.registry import require
 
 _DOMAIN = "com.microsoft"
 
@@ -177,6 +183,56 @@ def import_gated_add(n: NodeContext) -> NodeResult:
     if n.optional(3) is not None:
         raise UnsupportedError("GatedAdd that projects its gate", code="TC1013")
     return n.call("add", n.value(0), n.call("mul", n.value(1), n.value(2)))
+
+
+@onnx_op("Inverse", domain=_DOMAIN)
+def import_inverse(n: NodeContext) -> NodeResult:
+    """The inverses of matrices [.., k, k], column by column (Gauss and Jordan), each by the largest element that is left of its column."""
+    x = n.value(0)
+    if x.rank < 2:
+        raise NodeError(f"Inverse of {x.type}")
+    size, dtype = x.shape[-1], x.dtype if x.dtype is f64 else f32
+    n.graph.state(lambda: require_equal(x.shape[-2], size, "Inverse: the rows of a matrix"), n.span)
+    matrices = n.call("reshape", n.cast(x, dtype), shape=(product(x.shape[:-2]), size, size))
+    rows = n.call("range", size=size)
+    is_diagonal = n.call("equal", n.call("unsqueeze", rows, axes=(1,)), rows)
+    unit = n.call("expand", n.call("unsqueeze", n.cast(is_diagonal, dtype), axes=(0,)), shape=matrices.shape)
+
+    def eliminate(c: Calls, j: ModelValue, carried: list[ModelValue]) -> tuple[None, list[ModelValue], list[ModelValue]]:
+        (both,) = carried
+        sizes = c.call("abs", c.call("gather", both, j, axis=2, in_range=True))
+        left = c.call("where", c.call("less", rows, j), c.const(-1, dtype), sizes)
+        best = c.call("unsqueeze", c.call("argmax", left, axis=1, keepdims=False), axes=(1,))
+        pivot_row = c.call("gather_nd", both, best, batch_dims=1)
+        other_row = c.call("gather", both, j, axis=1, in_range=True)
+        is_best, is_here = (c.call("unsqueeze", flag, axes=(-1,)) for flag in (c.call("equal", best, rows), c.call("equal", rows, j)))
+        both = c.call("where", is_best, c.call("unsqueeze", other_row, axes=(1,)), both)
+        factors = c.call("unsqueeze", c.call("gather", both, j, axis=2, in_range=True), axes=(2,))
+        pivot = c.call("unsqueeze", c.call("gather", pivot_row, j, axis=1, in_range=True), axes=(1,))
+        normal = c.call("unsqueeze", c.call("div", pivot_row, pivot), axes=(1,))
+        return None, [c.call("where", is_here, normal, c.call("sub", both, c.call("mul", factors, normal)))], []
+
+    both = n.call("concat", matrices, unit, axis=2)
+    (both,) = bind_loop(n, size, None, [both], eliminate, f"{n.place_here}/column", keeps_sizes=True)
+    found = n.call("slice", both, starts=(0, 0, size), sizes=matrices.shape, steps=(1, 1, 1))
+    return n.cast(n.call("reshape", found, shape=x.shape), x.dtype)
+
+
+@onnx_op("UnfoldTensor", domain=_DOMAIN)
+def import_unfold_tensor(n: NodeContext) -> NodeResult:
+    """All runs of `size` elements along an axis, `step` apart, as a last axis."""
+    x, size, step = n.value(0), int(n.attr("size", 0)), int(n.attr("step", 1))
+    axis = int(n.attr("dim", -1))
+    if not -x.rank <= axis < x.rank or size < 1 or step < 1:
+        raise NodeError(f"UnfoldTensor of {x.type}: runs of {size} elements along axis {axis}, {step} apart")
+    axis %= x.rank
+    n.graph.state(lambda: require(x.shape[axis] >= size, f"UnfoldTensor: runs of {size} elements along axis {axis} of {x.type}"), n.span)
+    count = simplify((x.shape[axis] - size) // step + 1, n.facts)
+    starts = n.call("mul", n.call("range", size=count), n.const(step, i64))
+    places = n.call("add", n.call("unsqueeze", starts, axes=(1,)), n.const(np.arange(size), i64))
+    found = n.call("gather", x, places, axis=axis)
+    order = [d for d in range(found.rank) if d != axis + 1]
+    return n.call("transpose", found, perm=(*order, axis + 1))
 
 
 # -- of images

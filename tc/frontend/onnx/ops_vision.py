@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.values import ModelValue
+from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import simplify
 from tc.ir.dtype import f32, f64, i64
-from tc.ir.expr import Expr, const, floordiv, is_const, minimum
+from tc.ir.expr import Expr, const, floordiv, is_const, maximum, minimum
 from tc.ir.types import product
 from tc.ops.common import require_equal
 from tc.ops.sampling import OFFSETS
@@ -153,3 +154,75 @@ def import_non_max_suppression(n: NodeContext) -> NodeResult:
     kept, starts, total = n.graph.call("kept_boxes", boxes, scores, overlap, least, span=n.span, limit=limit, is_center=is_center)
     (count,) = n.graph.dims(total, f"{n.label}.count", n.span)
     return n.call("box_rows", kept, starts, count=count)
+
+
+# -- crops
+
+
+@onnx_op("CropAndResize", domain="com.microsoft")
+def import_crop_and_resize(n: NodeContext) -> NodeResult:
+    """Parts of images x [n, c, h, w], each between the corners (y, x, y, x) of a box in shares of the image, its borders on those of the
+    result [r, c, h', w']; a constant where they are outside of the image."""
+    x, boxes, batch = n.value(0), n.value(1), n.value(2)
+    height, width = _image_sizes(n, x)
+    mode = n.attr("mode", "bilinear")
+    if mode not in ("bilinear", "nearest"):
+        raise UnsupportedError(f"CropAndResize with mode {mode!r}", code="TC1013", supported="bilinear, nearest")
+    if boxes.rank != 2 or batch.rank != 1:
+        raise ShapeError(f"CropAndResize: boxes of {boxes.type}, which must be [r, 4], for images [r], which are {batch.type}")
+    rows, columns = n.dims(3, "crop_size", 2)
+    boxes = n.call("reshape", n.cast(boxes, f64 if x.dtype is f64 else f32), shape=(batch.shape[0], 4))
+    ys, xs = _points(n, boxes, 0, height, rows), _points(n, boxes, 1, width, columns)
+    is_in = n.call("logical_and", n.call("unsqueeze", ys.is_in, axes=(2,)), n.call("unsqueeze", xs.is_in, axes=(1,)))
+    owner = n.call("check_range", n.cast(batch, i64), limit=x.shape[0], what="index of an image")
+    last = n.call("transpose", x, perm=(0, 2, 3, 1))
+
+    def taken(row: ModelValue, column: ModelValue) -> ModelValue:
+        """[r, h', w', c]"""
+        shape = (batch.shape[0], rows, columns, 1)
+        image = n.call("unsqueeze", owner, axes=(1, 2, 3))
+        each = (image, n.call("unsqueeze", row, axes=(2, 3)), n.call("unsqueeze", column, axes=(1, 3)))
+        places = n.call("concat", *(n.call("expand", part, shape=shape) for part in each), axis=3)
+        return n.call("gather_nd", last, places, batch_dims=0)
+
+    if mode == "nearest":
+        half = n.const(0.5, boxes.dtype)
+        near = [n.cast(n.call("floor", n.call("add", points.at, half)), i64) for points in (ys, xs)]
+        found = taken(*near)
+    else:
+        low, high = ([n.cast(n.call(way, points.at), i64) for points in (ys, xs)] for way in ("floor", "ceil"))
+        share = n.call("unsqueeze", _rest(n, xs), axes=(1, 3))
+        across = [_between(n, taken(row, low[1]), taken(row, high[1]), share) for row in (low[0], high[0])]
+        found = _between(n, *across, n.call("unsqueeze", _rest(n, ys), axes=(2, 3)))
+    outside = n.const(n.attr("extrapolation_value", 0.0), found.dtype)
+    found = n.call("where", n.call("unsqueeze", is_in, axes=(3,)), found, outside)
+    return n.cast(n.call("transpose", found, perm=(0, 3, 1, 2)), x.dtype)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Where the rows or columns of crops lie in their images [r, k], 0 where they lie outside."""
+
+    at: ModelValue
+    is_in: ModelValue
+
+
+def _points(n: NodeContext, boxes: ModelValue, axis: int, size: Expr, count: Expr) -> _Points:
+    """Those of an axis: `count` from one border of each box to the other, or the one in its middle."""
+    first, last = (n.call("slice", boxes, starts=(0, k), sizes=(boxes.shape[0], 1), steps=(1, 1)) for k in (axis, axis + 2))
+    limit = n.cast(size_value(size - 1), boxes.dtype)
+    step = n.call("div", n.call("mul", n.call("sub", last, first), limit), n.cast(size_value(maximum(count - 1, 1)), boxes.dtype))
+    spread = n.call("add", n.call("mul", first, limit), n.call("mul", n.cast(n.call("range", size=count), boxes.dtype), step))
+    middle = n.call("mul", n.call("mul", n.call("add", first, last), n.const(0.5, boxes.dtype)), limit)
+    at = n.call("where", n.call("equal", size_value(count), n.const(1, i64)), middle, spread)
+    is_in = n.call("logical_and", n.call("less_equal", n.const(0, at.dtype), at), n.call("less_equal", at, limit))
+    return _Points(n.call("where", is_in, at, n.const(0, at.dtype)), is_in)
+
+
+def _rest(n: NodeContext, points: _Points) -> ModelValue:
+    return n.call("sub", points.at, n.call("floor", points.at))
+
+
+def _between(n: NodeContext, a: ModelValue, b: ModelValue, share: ModelValue) -> ModelValue:
+    wide = [n.cast(value, share.dtype) for value in (a, b)]
+    return n.call("add", wide[0], n.call("mul", n.call("sub", wide[1], wide[0]), share))
