@@ -149,6 +149,20 @@ def test_terms_of_a_block_may_lie_anywhere(level: int) -> None:
     np.testing.assert_allclose(y, wanted, rtol=0, atol=(1e-5 if level == 0 else 2e-2) * np.abs(wanted).max())
 
 
+def test_terms_that_fill_the_last_block_up_may_be_of_any_block() -> None:
+    index = np.random.default_rng(1).permutation(np.arange(128) // 32).astype(np.int32)
+    product = Product(100, 24, index=index[:100])
+    model, x = product.model(), rows_of(product, 3)
+    (stored,) = (each for each in model.graph.initializer if each.name == "index")
+    stored.CopyFrom(numpy_helper.from_array(index, "index"))
+
+    y = tc.compile(model, threads=1)(x)
+
+    wanted = x.astype(np.float64) @ product.weights().T
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(run_peer(model, x), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_half_floats_are_summed_as_floats() -> None:
     product = Product(96, 24)
     product.scale = product.scale.astype(np.float16).astype(np.float32)

@@ -77,3 +77,28 @@ def test_drawn_scales_have_ties_that_a_fused_product_decides_otherwise() -> None
     different = quantize(rounded, unit, 3, np.uint8) != quantize(fused, unit, 3, np.uint8)
 
     assert different.mean() > 0.005
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("columns", [1, 7, 16])
+def test_a_product_by_what_was_requantized_on_the_way(columns: int, target: str) -> None:
+    """The right side is no tensor of the program: rows that are reshaped and pass a table of bytes."""
+    rng = np.random.default_rng(columns)
+    w, x = rng.integers(0, 256, (16, 3)).astype(np.uint8), rng.integers(0, 256, (1, 3, 1, columns)).astype(np.uint8)
+    literals = {
+        "s": np.float32(0.125), "z": np.uint8(128), "s2": np.float32(0.25), "z0": np.uint8(0), "w": w, "ws": np.full(16, 0.01, np.float32),
+        "s3": np.float32(0.05), "z3": np.uint8(127), "shape": np.array([3, columns]),
+    }  # fmt: skip
+    nodes = [
+        node("DequantizeLinear", "x s z", "d"), node("Reshape", "d shape", "rows"), node("Relu", "rows", "up"),
+        node("QuantizeLinear", "up s2 z0", "q"), node("DequantizeLinear", "q s2 z0", "right"), node("DequantizeLinear", "w ws", "left", axis=0),
+        node("MatMul", "left right", "made"), node("QuantizeLinear", "made s3 z3", "y"),
+    ]  # fmt: skip
+    model = make_model(nodes, {"x": (np.uint8, [1, 3, 1, columns])}, ["y"], literals, opset=21)
+
+    found = tc.compile(model, target, threads=2)(x)
+
+    up = np.maximum(dequantize(x.reshape(3, columns), np.float32(0.125), 128), 0)
+    right = dequantize(quantize(up, np.float32(0.25), 0, np.uint8), np.float32(0.25), 0)
+    exact = w.astype(np.float64) * 0.01 @ right.astype(np.float64)
+    assert np.abs(found.astype(int) - np.clip(np.rint(exact / 0.05) + 127, 0, 255)).max() <= 1

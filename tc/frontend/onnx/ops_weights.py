@@ -155,10 +155,13 @@ def _read_weights(n: NodeContext, count: int, depth: int, block: int, dtype: DTy
     values = unpack(packed.reshape(-1), dtype, (count, groups * block))[:, :depth]
     scale = scale.reshape(count, groups)
     zero = zero_points(n, zero, count, groups, dtype)
-    index = n.array(4, "g_idx")
-    if index is None or np.array_equal(index.reshape(-1), np.arange(depth) // block):
-        return NBitsWeights(values, scale, zero, dtype, block)
-    return _regrouped(NBitsWeights(values, scale, zero, dtype, block), index.reshape(-1))
+    index, weights = n.array(4, "g_idx"), NBitsWeights(values, scale, zero, dtype, block)
+    if index is None:
+        return weights
+    index = index.reshape(-1)
+    if index.size == groups * block:  # with those that fill the last block up
+        index = index[:depth]
+    return weights if np.array_equal(index, np.arange(depth) // block) else _regrouped(weights, index)
 
 
 def zero_points(n: NodeContext, zero: np.ndarray | None, count: int, groups: int, dtype: DType) -> np.ndarray:

@@ -158,7 +158,9 @@ def _lies_along(load: Load, axis: Var) -> bool:
 def _can_turn(schedule: Schedule, contraction: Contraction, depth: Var) -> bool:
     """Whether the rhs is an input of the program, a matrix for each of a batch, whose columns can be made rows."""
     rhs, value = contraction.rhs, contraction.rhs_value
-    is_matrix = isinstance(value, Load) and len(rhs.indices) >= 2 and rhs.indices[-2] is depth and rhs.indices[-1] in contraction.columns
+    if not isinstance(value, Load) or len(rhs.indices) < 2:  # what is made on the way, or a vector
+        return False
+    is_matrix = rhs.indices[-2] is depth and rhs.indices[-1] in contraction.columns
     is_known = isinstance(rhs.buffer.shape[-2], Const) and not any(map(reads_memory, rhs.indices))
     return is_matrix and is_known and rhs.buffer in schedule.func.inputs and moves_apart(contraction, rhs)
 
