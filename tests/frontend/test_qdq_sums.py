@@ -91,7 +91,8 @@ def test_a_product_by_what_was_requantized_on_the_way(columns: int, target: str)
     }  # fmt: skip
     nodes = [
         node("DequantizeLinear", "x s z", "d"), node("Reshape", "d shape", "rows"), node("Relu", "rows", "up"),
-        node("QuantizeLinear", "up s2 z0", "q"), node("DequantizeLinear", "q s2 z0", "right"), node("DequantizeLinear", "w ws", "left", axis=0),
+        node("QuantizeLinear", "up s2 z0", "q"), node("DequantizeLinear", "q s2 z0", "right"),
+        node("DequantizeLinear", "w ws", "left", axis=0),
         node("MatMul", "left right", "made"), node("QuantizeLinear", "made s3 z3", "y"),
     ]  # fmt: skip
     model = make_model(nodes, {"x": (np.uint8, [1, 3, 1, columns])}, ["y"], literals, opset=21)
