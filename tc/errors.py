@@ -157,9 +157,10 @@ class ModelError(UserError):
 
 
 class NodeError(ModelError):
-    """A node of a model that is not what its operator requires."""
+    """A node of a model that is not what its operator requires. `ends_runs`: it is valid, and no run gets past it."""
 
     default_code = "TC1040"
+    ends_runs = False
 
 
 class ModuleFileError(ModelError):

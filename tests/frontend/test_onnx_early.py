@@ -157,3 +157,26 @@ def test_constants_too_lie_within_the_first_operand(axis: int) -> None:
     constants = {"a": np.array([[1, 2], [3, 4]]), "b": np.array([10, 20])}
     with pytest.raises(TcError, match=f"from axis {axis + 2 if axis < 0 else axis} on"):
         tc.compile(make_model([node("Add", "a b", "y", broadcast=1, axis=axis)], {}, ["y"], constants, opset=6))
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "meaning"),
+    [
+        ("Affine", {"alpha": 2.0, "beta": 1.0}, lambda x: x * 2 + 1),
+        ("Scale", {"scale": 3.0}, lambda x: x * 3),
+        ("ImageScaler", {"scale": 2.0, "bias": [1.0, 2.0, 3.0]}, lambda x: x * 2 + np.reshape([1, 2, 3], (3, 1, 1))),
+        ("ScaledTanh", {"alpha": 4.0, "beta": 0.25}, lambda x: 4 * np.tanh(x / 4)),
+        ("ParametricSoftplus", {"alpha": 4.0, "beta": 0.25}, lambda x: 4 * np.log1p(np.exp(x / 4))),
+        ("Crop", {"border": [1, 2, 1, 0]}, lambda x: x[:, :, 2:, 1:-1]),
+        ("Crop", {"border": [1, 2, 0, 0], "scale": [2, 3]}, lambda x: x[:, :, 2:4, 1:4]),
+    ],
+)
+def test_what_opset_1_tried_out(op: str, attrs: dict[str, Any], meaning: Any) -> None:
+    np.testing.assert_allclose(run(op, 1, X, **attrs)[0], meaning(X.astype(np.float64)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_slice_by_operands_that_opset_1_tried_out() -> None:
+    places = {"starts": np.array([1, -3]), "ends": np.array([9, -1]), "axes": np.array([1, 3])}
+    model = make_model([node("DynamicSlice", "x starts ends axes", "y")], {"x": (np.float32, X.shape)}, ["y"], places, opset=1)
+
+    np.testing.assert_array_equal(tc.compile(model)(X), X[:, 1:, :, -3:-1])

@@ -8,7 +8,7 @@ import pytest
 from onnx.parser import parse_model
 
 import tc
-from tc.errors import ModelError, ShapeError
+from tc.errors import ModelError, ShapeError, TcError
 from tests.frontend.models import run_onnxruntime
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -97,3 +97,68 @@ def test_the_bounds_of_a_slice_may_be_numbers(known: bool) -> None:
     arrays = {"x": x} if known else {"x": x, "a": np.array(1), "b": np.array(3)}
 
     np.testing.assert_array_equal(tc.compile(parsed(text), threads=1).run(arrays)["y"], x[:, 1:3])
+
+
+# -- where the run does not come to them
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = SequenceEmpty() p = Constant<value = int64 {0}>() a = SequenceAt(s, p)",
+        "s = SequenceConstruct(x) p = Constant<value = int64 {4}>() a = SequenceAt(s, p)",
+        "s = SequenceConstruct(x) p = Constant<value = int64 {4}>() t = SequenceErase(s, p) a = ConcatFromSequence<axis=0>(t)",
+        "s = SequenceConstruct(x) p = Constant<value = int64 {4}>() t = SequenceInsert(s, x, p) a = ConcatFromSequence<axis=0>(t)",
+        "o = Optional<type = float[2]>() a = OptionalGetElement(o)",
+        "p = Constant<value = int64 {4}>() q = Constant<value = int64 {0}>() r = Range(p, p, q) a = Cast<to=1>(r)",
+    ],
+)
+def test_a_branch_that_cannot_work_may_not_be_taken(body: str) -> None:
+    text = f"y = If(c) <then_branch = t () => (float[q] a) {{{body}}}, else_branch = e () => (float[q] b) {{b = Neg(x)}}>"
+    module = tc.compile(parse_model(HEAD.replace("17", "18") + "g (float[2] x, bool c) => (float[q] y) {" + text + "}"))
+
+    np.testing.assert_array_equal(module(X, np.array(False)), -X)
+    with pytest.raises(TcError, match="the model works only where"):
+        module(X, np.array(True))
+
+
+GROW = """t = Loop (%s, , s) <body = b (int64 i, bool c, seq(float[q]) v) => (bool d, seq(float[q]) u) {
+e = SequenceAt(v, i) f = Neg(e) u = SequenceInsert(v, f) d = Identity(c)}> n = SequenceLength(t)"""
+
+
+def test_a_loop_over_an_empty_sequence_has_no_iterations() -> None:
+    known = parsed("g (float[2] x) => (int64 n) {s = SequenceEmpty() k = SequenceLength(s) " + GROW % "k" + "}")
+    told = parsed("g (int64 k) => (int64 n) {s = SequenceEmpty() " + GROW % "k" + "}")
+    mapped = "s = SequenceEmpty() t = SequenceMap <body = b (float[k] e) => (float[k] o) {o = Neg(e)}> (s) n = SequenceLength(t)"
+
+    assert tc.compile(known)(X) == 0
+    assert tc.compile(parsed("g (float[2] x) => (int64 n) {" + mapped + "}"))(X) == 0
+    assert tc.compile(told)(np.array(0)) == 0
+    with pytest.raises(TcError, match="the loop must have no iterations"):
+        tc.compile(told)(np.array(1))
+
+
+def test_the_body_of_a_map_reads_what_is_around_it() -> None:
+    mapped = "s = SequenceConstruct(x, z) t = SequenceMap <body = b (float[k] e) => (float[k] o) {o = Mul(e, c)}> (s)"
+    text = "g (float[2] x, float[2] z, float c) => (float[q] y) {" + mapped + " y = ConcatFromSequence<axis=0>(t)}"
+
+    np.testing.assert_array_equal(tc.compile(parsed(text))(X, Z, np.float32(3)), np.concatenate([X, Z]) * 3)
+
+
+def test_a_sequence_that_is_empty_after_an_iteration_had_items_before_it() -> None:
+    text = """z, s, e = If (c) <then_branch = t () => (float[q] z1, seq(float[q]) s1, seq(float[q]) e1) {
+    z1 = Neg(x) s1 = SequenceConstruct(x) e1 = SequenceEmpty()},
+    else_branch = f () => (float[q] z2, seq(float[q]) s2, seq(float[q]) e2) {
+    z2 = Abs(x) s2 = SequenceConstruct(x, x) e2 = SequenceConstruct(x, x)}>
+    a, b = Loop (k, , s, e) <body = g1 (int64 i, bool d, seq(float[q]) u, seq(float[q]) v) =>
+    (bool d2, seq(float[q]) u2, seq(float[q]) v2) {
+    d2 = Identity(d) u2 = Identity(v) w = Add(z, z) v2 = SequenceInsert(v, w)}>
+    n = SequenceLength(a) m = SequenceLength(b)"""
+    model = parsed("g (float[2] x, bool c, int64 k) => (int64 n, int64 m) {" + text + "}")
+    module = tc.compile(model)
+
+    for c in (True, False):
+        for k in (1, 2, 3):
+            arrays = {"x": X, "c": np.array(c), "k": np.array(k)}
+            for ours, other in zip(module(*arrays.values()), run_onnxruntime(model, arrays), strict=True):
+                np.testing.assert_array_equal(ours, other)

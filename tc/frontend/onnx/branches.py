@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tc.errors import ShapeError, UnsupportedError
-from tc.frontend.onnx.control_flow import as_scalar, dims_bound_in, fresh_size, with_type
+from tc.errors import ShapeError, TcError, UnsupportedError
+from tc.frontend.onnx.control_flow import as_scalar, condition_dim, dims_bound_in, fresh_size, with_type
 from tc.frontend.onnx.importer import GraphImporter
-from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import Calls, Finished, NodeContext, NodeResult, cannot_work, onnx_op
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.stored_sequences import StoredForms, form_of
 from tc.frontend.onnx.values import AnyValue, ModelValue, SequenceValue, StoredSequence, elements_value, size_value
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import bool_, i64
+from tc.ir.dtype import bool_
 from tc.ir.expr import Expr, Var, equal, logical_not, select
 from tc.ir.graph import If
 from tc.ir.node import walk
@@ -84,10 +84,10 @@ def _branch(n: NodeContext, condition: ModelValue, test: Expr | None) -> NodeRes
 
 def _try_both(
     n: NodeContext, test: Expr | None, run: Callable[[GraphImporter, bool], list[AnyValue]]
-) -> tuple[dict[bool, _Path], dict[bool, ShapeError]]:
-    """Import both branches; a ShapeError means that the branch can never work. Raises it when neither can."""
+) -> tuple[dict[bool, _Path], dict[bool, TcError]]:
+    """Import both branches, and why one of them can never work. Raises that when neither can."""
     paths: dict[bool, _Path] = {}
-    errors: dict[bool, ShapeError] = {}
+    errors: dict[bool, TcError] = {}
     for taken in (True, False):
         graph = n.graph.nested(f"{n.place_here}/{_name(taken)}")
         if graph.depth > n.graph.depth + 1 + _MAX_PATHS_DEEP:
@@ -97,7 +97,9 @@ def _try_both(
         n.graph.shared.attempts += 1
         try:
             paths[taken] = _Path(graph, run(graph, taken))
-        except ShapeError as error:
+        except TcError as error:
+            if not cannot_work(error):
+                raise
             errors[taken] = error
         finally:
             n.graph.shared.attempts -= 1
@@ -106,11 +108,11 @@ def _try_both(
     return paths, errors
 
 
-def _only_path(n: NodeContext, condition: ModelValue, test: Expr | None, errors: dict[bool, ShapeError]) -> NodeResult:
+def _only_path(n: NodeContext, condition: ModelValue, test: Expr | None, errors: dict[bool, TcError]) -> NodeResult:
     """The branch that can work, imported in place; that it is the one to take is checked at run time."""
     taken = False in errors
     if test is None:
-        dim = _condition_dim(n, condition)
+        dim = condition_dim(n, condition)
         test = equal(dim, 1)
     needed = test if taken else logical_not(test)
     reason = errors[not taken]
@@ -121,12 +123,6 @@ def _only_path(n: NodeContext, condition: ModelValue, test: Expr | None, errors:
         )
     )
     return _inline(n, taken)
-
-
-def _condition_dim(n: NodeContext, condition: ModelValue) -> Expr:
-    """The condition as a dim, 0 or 1."""
-    number = n.call("cast", condition, dtype=i64)
-    return n.graph.dims(number, f"{n.label}.condition", n.span)[0]
 
 
 def _differ(a: _Path, b: _Path) -> bool:

@@ -72,6 +72,12 @@ def kept_ranks(error: UnsupportedError) -> Sequence[int | None] | None:
 Body = Callable[[Calls, ModelValue, "list[ModelValue]"], "tuple[ModelValue | None, list[ModelValue], list[ModelValue]]"]
 
 
+def condition_dim(n: NodeContext, condition: ModelValue) -> Expr:
+    """The condition as a dim, 0 or 1."""
+    number = n.call("cast", condition, dtype=i64)
+    return n.graph.dims(number, f"{n.label}.condition", n.span)[0]
+
+
 def bind_loop(
     c: Calls,
     trip_count: Expr | None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tc.errors import NodeError
+from tc.errors import NodeError, UnsupportedError
 from tc.frontend.imported import FALLBACK, FUNCTION_BODY, REFUSED, NodeReport
 from tc.frontend.onnx.importer import GraphImporter
 from tc.frontend.onnx.node_context import NodeContext, NodeResult
-from tc.frontend.onnx.reading import needed_nodes, order_nodes
+from tc.frontend.onnx.reading import captured, needed_nodes, order_nodes, subgraphs
 from tc.frontend.onnx.tensors import CODES, STRING_CODE
 from tc.frontend.onnx.values import DeferredValue, ModelValue, SequenceValue, StoredSequence, StringsValue
 from tc.ir.expr import Const
@@ -110,10 +110,12 @@ def expand(n: NodeContext, function: FunctionProto, defaults: Mapping[str, Attri
     )
     given = [*n.inputs, *[None] * (len(function.input) - len(n.inputs))]
     body.names.update(zip(function.input, given, strict=True))
+    outer = _read_by_graphs(n, function)
+    body.names.update({name: n.graph.lookup(name) for name in outer})
     attributes = dict(defaults)
     attributes.update({a.name: a for a in (*function.attribute_proto, *n.node.attribute)})
     nodes = [bind_attributes(node, attributes) for node in function.node]
-    ordered = order_nodes(nodes, frozenset(function.input), f"function {function.name!r}")
+    ordered = order_nodes(nodes, frozenset(function.input) | outer, f"function {function.name!r}")
     wanted = [name for name, given in zip(function.output, n.outputs, strict=False) if given]
     needed = needed_nodes(ordered, wanted)
     found = iter(body.run([item for item in ordered if item.index in needed], wanted))
@@ -122,6 +124,16 @@ def expand(n: NodeContext, function: FunctionProto, defaults: Mapping[str, Attri
     if worst is None or worst.status not in (FALLBACK, REFUSED):
         return results, FUNCTION_BODY
     return results, worst.status
+
+
+def _read_by_graphs(n: NodeContext, function: FunctionProto) -> frozenset[str]:
+    """Values around a node that graphs among its attributes read, in place of which the function's body has those graphs."""
+    outer = frozenset(name for graph in subgraphs(n.node) for name in captured(graph))
+    own = outer.intersection(function.input, *(node.output for node in function.node))
+    if own:
+        message = f"{n.op_type}: its graph reads {sorted(own)[0]!r}, and so is a value of its definition called"
+        raise UnsupportedError(message, code="TC1017")
+    return outer
 
 
 def _domain(name: str) -> str:

@@ -33,6 +33,7 @@ from tc.frontend.onnx.node_context import (
     Finished,
     NodeContext,
     NodeResult,
+    cannot_work,
     classify,
     find_adapter,
     known_operators,
@@ -466,7 +467,7 @@ class GraphImporter:
         except TcError as error:
             if self.shared.mode != "inspect" or isinstance(error, LimitError):
                 raise
-            if self.shared.attempts and isinstance(error, ShapeError):
+            if self.shared.attempts and cannot_work(error):
                 raise
             return n.unknown_results(), REFUSED, error.message
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tc.errors import NodeError, ShapeError, UnsupportedError
-from tc.frontend.onnx.control_flow import Body, as_scalar, bind_loop, flip, kept_ranks
-from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op, onnx_op_before
+from tc.errors import NodeError, ShapeError, TcError, UnsupportedError
+from tc.frontend.onnx.control_flow import Body, as_scalar, bind_loop, condition_dim, flip, kept_ranks
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, cannot_work, onnx_op, onnx_op_before
 from tc.frontend.onnx.stored_sequences import StoredForms, form_of, item_rank, only_tensor
 from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, size_value
 from tc.ir.arith import prove, simplify
-from tc.ir.expr import Const, Expr, as_expr, const, equal, maximum
+from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or, maximum
+from tc.ops.registry import Requirement
 
 _UNROLL_LIMIT = 256
 _UNROLL_CHANGING = 16  # iterations that change sizes: each has kernels of its own
@@ -22,12 +23,38 @@ _NO_LIMIT = 1 << 31
 
 @onnx_op("Loop")
 def import_loop(n: NodeContext) -> NodeResult:
-    """A Loop of the graph; one iteration, or some of values whose types change, one after the other."""
+    """A Loop of the graph. One whose body can never work gives what it began with: that it has no iterations is checked at run time."""
     trip_count, condition = _trip_count(n), n.optional(1)
     start = None if condition is None else n.graph.array(condition)
     if start is not None:
         condition = None
         trip_count = trip_count if start.reshape(-1)[0] else const(0)
+    must_run = condition is None and (trip_count is None or prove(equal(trip_count, 0), n.facts) is False)
+    if must_run or len(n.attr("body").output) > 1 + len(n.inputs[2:]):  # what is scanned has a type
+        return _loop(n, trip_count, condition)
+    mark = n.graph.mark()
+    n.graph.shared.attempts += 1
+    try:
+        return _loop(n, trip_count, condition)
+    except TcError as error:
+        if not cannot_work(error):
+            raise
+        reason = error.message
+    finally:
+        n.graph.shared.attempts -= 1
+    n.graph.roll_back(mark)
+    is_left: Expr = const(False)
+    if trip_count is not None:
+        is_left = equal(trip_count, 0)
+    if condition is not None:
+        is_left = logical_or(is_left, equal(condition_dim(n, condition), 0))
+    message = f"{n.label}: the loop must have no iterations, because its body cannot work: {reason}"
+    n.graph.builder.require(Requirement(simplify(is_left, n.facts), message))
+    return list(n.inputs[2:])
+
+
+def _loop(n: NodeContext, trip_count: Expr | None, condition: ModelValue | None) -> NodeResult:
+    """One iteration, or some of values whose types change, one after the other; else as one of the graph."""
     fixed = int(trip_count) if isinstance(trip_count, Const) and condition is None else None
     if fixed == 1:
         return _unroll(n, fixed)
@@ -85,8 +112,11 @@ def _carried_forms(n: NodeContext) -> StoredForms:
         graph.iteration = constant_value(np.array(0, np.int64))
         results = graph.run_graph(n.attr("body"), [graph.iteration, constant_value(np.array(True)), *values])
         n.graph.roll_back(mark)
-        values = results[1 : 1 + len(values)]
-    return StoredForms([None if isinstance(value, ModelValue) else form_of([value]) for value in values])
+        after = results[1 : 1 + len(values)]
+    else:
+        after = values
+    pairs = zip(values, after, strict=True)
+    return StoredForms([None if isinstance(value, ModelValue) else form_of([value, later]) for value, later in pairs])
 
 
 def _onnx_body(n: NodeContext, values: StoredForms) -> Body:

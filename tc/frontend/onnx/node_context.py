@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from tc.errors import ModelError, NodeError, ShapeError, Span, UnsupportedError
+from tc.errors import ModelError, NodeError, ShapeError, Span, TcError, UnsupportedError
 from tc.frontend.imported import FALLBACK, FUNCTION_BODY, NATIVE, REFUSED
 from tc.frontend.onnx.assumptions import assume_large_enough, is_usual
 from tc.frontend.onnx.reading import (
@@ -57,6 +57,18 @@ Adapter = Callable[["NodeContext"], NodeResult]
 # Results and status, or None if the alternative does not apply:
 Alternative = Callable[["NodeContext"], "tuple[NodeResult, str] | None"]
 ADAPTERS: dict[tuple[str, str], list[tuple[int, Adapter]]] = {}
+
+
+def no_run_passes(message: str) -> NodeError:
+    """The error of a node that no run gets past: where runs do not come to it, the model works all the same."""
+    error = NodeError(message)
+    error.ends_runs = True
+    return error
+
+
+def cannot_work(error: TcError) -> bool:
+    """Whether it says of a branch, or of the body of a loop, that it can never work."""
+    return isinstance(error, ShapeError) or (isinstance(error, NodeError) and error.ends_runs)
 
 
 def onnx_op(*op_types: str, since: int = 1, domain: str = "") -> Callable[[Adapter], Adapter]:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
-from tc.frontend.onnx.node_context import NodeContext, NodeResult, find_adapter, onnx_op_before
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, find_adapter, onnx_op, onnx_op_before
 from tc.frontend.onnx.ops_nn import batch_norm_of_places
 from tc.frontend.onnx.ops_slice import pad_value
 from tc.frontend.onnx.shapes import FIRST_WITH_NUMPYS_BROADCASTING
@@ -161,3 +161,66 @@ def import_global_lp_pool(n: NodeContext) -> NodeResult:
         return n.call("l1" if p == 1 else "l2", x, axes=axes, keepdims=True)
     total = n.call("sum", n.call("pow", n.call("abs", x), n.const(float(p), x.dtype)), axes=axes, keepdims=True)
     return n.call("pow", total, n.const(1.0 / float(p), x.dtype))
+
+
+# -- what opset 1 tried out, and later ones took back
+
+
+@onnx_op("Affine")
+def import_affine(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    scaled = n.call("mul", x, n.const(n.attr("alpha", 1.0), x.dtype))
+    return n.call("add", scaled, n.const(n.attr("beta", 0.0), x.dtype))
+
+
+@onnx_op("Scale")
+def import_scale(n: NodeContext) -> NodeResult:
+    x = n.value(0)
+    return n.call("mul", x, n.const(n.attr("scale", 1.0), x.dtype))
+
+
+@onnx_op("ImageScaler")
+def import_image_scaler(n: NodeContext) -> NodeResult:
+    """x * scale + bias, of images [n, c, h, w] and a bias for each channel."""
+    x, bias = n.value(0), n.attr("bias")
+    if x.rank != 4 or not bias:
+        raise ShapeError(f"ImageScaler of {x.type}, which must be [n, c, h, w], by biases {bias}")
+    scaled = n.call("mul", x, n.const(n.attr("scale", 1.0), x.dtype))
+    return n.call("add", scaled, n.call("reshape", n.const(bias, x.dtype), shape=(x.shape[1], 1, 1)))
+
+
+@onnx_op("ScaledTanh")
+def import_scaled_tanh(n: NodeContext) -> NodeResult:
+    """alpha * tanh(beta * x)"""
+    x, alpha, beta = n.value(0), *(n.attr(name) for name in ("alpha", "beta"))
+    if alpha is None or beta is None:
+        raise NodeError("ScaledTanh needs alpha and beta")
+    return n.call("mul", n.call("tanh", n.call("mul", x, n.const(beta, x.dtype))), n.const(alpha, x.dtype))
+
+
+@onnx_op("ParametricSoftplus")
+def import_parametric_softplus(n: NodeContext) -> NodeResult:
+    """alpha * softplus(beta * x)"""
+    x, alpha, beta = n.value(0), *(n.attr(name) for name in ("alpha", "beta"))
+    if alpha is None or beta is None:
+        raise NodeError("ParametricSoftplus needs alpha and beta")
+    return n.call("mul", n.call("softplus", n.call("mul", x, n.const(beta, x.dtype))), n.const(alpha, x.dtype))
+
+
+@onnx_op("Crop")
+def import_crop(n: NodeContext) -> NodeResult:
+    """Images [n, c, h, w] less a border (left, top, right, bottom), or as many rows and columns as `scale` says, behind the first two."""
+    x, border, size = n.value(0), n.attr("border"), n.attr("scale")
+    if x.rank != 4 or border is None or len(border) != 4 or (size is not None and len(size) != 2):
+        raise ShapeError(f"Crop of {x.type}, which must be [n, c, h, w], by a border {border} and sizes {size}")
+    left, top, right, bottom = border
+    rows, columns = size or (x.shape[2] - (top + bottom), x.shape[3] - (left + right))
+    sizes = (*x.shape[:2], as_expr(rows), as_expr(columns))
+    return n.call("slice", x, starts=(0, 0, top, left), sizes=sizes, steps=(1, 1, 1, 1))
+
+
+@onnx_op("DynamicSlice")
+def import_dynamic_slice(n: NodeContext) -> NodeResult:
+    adapter = find_adapter("", "Slice", 10)
+    assert adapter is not None, "it takes operands since then"
+    return adapter(n)

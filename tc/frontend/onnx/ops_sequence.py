@@ -7,7 +7,7 @@ import numpy as np
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.branches import choose
 from tc.frontend.onnx.control_flow import bind_loop
-from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, no_run_passes, onnx_op
 from tc.frontend.onnx.stored_sequences import (
     common_dims,
     erased,
@@ -51,7 +51,7 @@ def _sequence(n: NodeContext, index: int, position: int | None = None) -> Sequen
         return found
     rank = item_rank(found)
     if rank is None:
-        raise NodeError(f"{n.op_type}: a position in an empty sequence")
+        raise no_run_passes(f"{n.op_type}: a position in an empty sequence")
     return stored(n, found, rank, item_dtype(found))
 
 
@@ -62,7 +62,7 @@ def _position(n: NodeContext, index: int, count: int, last: int) -> int | None:
         return None
     place = found[0] + count if found[0] < 0 else found[0]
     if not 0 <= place <= last:
-        raise NodeError(f"{n.op_type}: position {found[0]} in a sequence of {count}")
+        raise no_run_passes(f"{n.op_type}: position {found[0]} in a sequence of {count}")
     return place
 
 
@@ -250,5 +250,5 @@ def import_optional_get_element(n: NodeContext) -> NodeResult:
     found = n.inputs[0]
     content = found.content if isinstance(found, OptionalValue) else found
     if content is None:
-        raise NodeError("OptionalGetElement: there is no element")
+        raise no_run_passes("OptionalGetElement: there is no element")
     return content

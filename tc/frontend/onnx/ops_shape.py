@@ -8,7 +8,7 @@ import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.control_flow import dims_bound_in
-from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import NodeContext, NodeResult, no_run_passes, onnx_op
 from tc.frontend.onnx.run_time_axes import axes_from_data, count_of, vector, with_axes, without_axes
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.tensors import dtype_of
@@ -77,7 +77,7 @@ def import_range(n: NodeContext) -> NodeResult:
         elif prove(step < 0, n.facts) is True:
             size = simplify(maximum(ceildiv(first - last, 0 - step), 0), n.facts)
         elif is_const(step, 0):
-            raise NodeError("Range: delta is 0")
+            raise no_run_passes("Range: delta is 0")
         else:
             raise UnsupportedError(f"Range: the sign of the step {step} is not known", code="TC1015")
         made = n.call("range", start=first, size=size, step=step)
@@ -86,7 +86,7 @@ def import_range(n: NodeContext) -> NodeResult:
     if all(a is not None for a in arrays):
         a, b, c = (float(array.reshape(())) for array in arrays if array is not None)
         if not c or not np.isfinite((b - a) / c):
-            raise NodeError(f"Range from {a} to {b} by {c} has no number of elements")
+            raise no_run_passes(f"Range from {a} to {b} by {c} has no number of elements")
         return n.call("range_like", start, delta, size=max(int(np.ceil((b - a) / c)), 0))
     moves = n.call("cast", n.call("logical_not", n.call("equal", delta, n.const(0, delta.dtype))), dtype=i64)
     (is_moving,) = n.graph.dims(moves, f"{n.label}.is_moving", n.span)
