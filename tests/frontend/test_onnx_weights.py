@@ -163,6 +163,31 @@ def test_terms_that_fill_the_last_block_up_may_be_of_any_block() -> None:
     np.testing.assert_allclose(run_peer(model, x), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize(("bits", "block"), [(8, 64), (4, 32), (8, 32)])
+def test_zero_points_far_from_the_middle_cancel_no_digits(bits: int, block: int) -> None:
+    """Weights are their zero point or one less, which is at the end of their range; the rows are far from 0."""
+    product = Product(320, 40, bits=bits, block=block, zeros="packed")
+    rng, top, groups = np.random.default_rng(0), 2**bits - 1, 320 // block
+    zero = top - rng.integers(0, 2, (40, groups))
+    values = np.repeat(zero, block, 1) - rng.integers(0, 2, (40, 320))
+    each = 8 // bits
+
+    def packed(numbers: np.ndarray) -> np.ndarray:
+        parts = np.pad(numbers, [(0, 0), (0, -numbers.shape[1] % each)]).reshape(len(numbers), -1, each)
+        made: np.ndarray = (parts << (bits * np.arange(each))).sum(-1).astype(np.uint8)
+        return made
+
+    product.packed, product.zero = packed(values).reshape(40, groups, -1), packed(zero)
+    x = (rng.standard_normal((4, 320)) * 0.1 + 10).astype(np.float32)
+
+    y = tc.compile(product.model(), threads=1)(x)
+
+    wanted = x.astype(np.float64) @ product.weights().T
+    assert (np.abs(y - wanted) <= 320 * 2.0**-24 * (np.abs(x.astype(np.float64)) @ np.abs(product.weights()).T)).all()
+    large = tc.compile(product.model(), threads=1)(np.full((1, 320), 3e35, np.float32))
+    assert np.isfinite(large).all()
+
+
 def test_half_floats_are_summed_as_floats() -> None:
     product = Product(96, 24)
     product.scale = product.scale.astype(np.float16).astype(np.float32)

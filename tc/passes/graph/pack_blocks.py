@@ -60,6 +60,27 @@ class BlockWeights:
             zero = zero.astype(np.int8 if np.abs(zero).max(initial=0) < 128 else np.int16)
         return BlockWeights(moved, self.scale, zero, self.shift, self.block)
 
+    def centred(self) -> BlockWeights:
+        """The same with zero points as near to 0 as they can be while the integers are numbers of their signed type, each less one number
+        for all terms of a block: x times a zero point, summed by itself, cancels the less. Most blocks are left with none."""
+        zero, dtype = self.zero, from_numpy(self.values.dtype)
+        if zero is None or zero.ndim != 2 or self.shift is not None:
+            return self
+        count, groups = self.scale.shape
+        depth = self.values.shape[1]
+        wide = np.zeros((count, groups * self.block), np.int16)
+        wide[:, :depth] = self.values
+        if depth < wide.shape[1]:  # what fills the last block up is what is there
+            wide[:, depth:] = wide[:, depth - 1 : depth]
+        blocks = wide.reshape(count, groups, self.block)
+        most = 2 ** (dtype.bits - 1)
+        taken = np.clip(np.rint(zero).astype(np.int16), blocks.max(2) - (most - 1), blocks.min(2) + most)
+        blocks -= taken[..., None]
+        left = (zero.astype(np.float64) - taken).astype(np.float32 if zero.dtype.kind == "f" else np.int16)
+        if left.dtype.kind == "i" and np.abs(left).max(initial=0) < 128:
+            left = left.astype(np.int8)
+        return BlockWeights(wide[:, :depth].astype(self.values.dtype), self.scale, left, None, self.block)
+
     def simplest(self) -> BlockWeights:
         """The same without zero points that are 0, and one zero point where all are equal."""
         zero = self.zero
@@ -185,6 +206,8 @@ def packed_product(
     if x_dtype.is_float and weights.zero is None:  # unsigned ones do as well
         wanted = None
     weights = (weights if wanted is None else weights.less(*wanted)).simplest()
+    if x_dtype.is_float and from_numpy(weights.values.dtype) in _UNSIGNED:  # it is signed
+        weights = weights.centred().simplest()
     dtype = from_numpy(weights.values.dtype)
     count, depth = weights.values.shape
     groups, together = weights.scale.shape[1], terms_of_word(dtype)
