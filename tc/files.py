@@ -32,3 +32,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def why_no_arrays(error: Exception) -> str:
+    """What numpy says of a file that it cannot read, without advice that is not the reader's to take."""
+    return "it is no such file, or holds Python objects" if "allow_pickle" in str(error) else str(error)

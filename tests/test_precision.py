@@ -115,6 +115,7 @@ def test_a_cached_and_a_saved_module_know_their_precision(tmp_path) -> None:
         ("mixed:1e-2", {"x": [[1.0], [2.0, 3.0]]}, "calibration: x is no array"),
         ("mixed:1e-2", (1 / n for n in (0,)), "the iterator raised ZeroDivisionError for input 0"),
         ("mixed:1e-2", "no/such/folder", "there is no such file or folder"),
+        ("mixed:1e-2", __file__, "cannot be read as a .npz or .npy file: it is no such file, or holds Python objects"),
         ("mixed:1e-2", {1: inputs_of()["x"]}, "1 is a int, must be the name of an input"),
         ("mixed:1e-2", [np.zeros((0, 64), np.float32)], "x has shape"),
         ("f16", [inputs_of((8, 63))], r"calibration input 0: x has shape \[8, 63\], but the model takes \[8, 64\]"),

@@ -14,6 +14,7 @@ import numpy as np
 import tc
 from tc.cli.values import Values, parse_values
 from tc.errors import LimitError, UsageError, UserError
+from tc.files import why_no_arrays
 from tc.frontend.formats import foreign_format
 from tc.frontend.onnx.tensors import MAX_TENSOR_BYTES
 from tc.ir.dtype import DType, parse_dtype
@@ -130,7 +131,7 @@ def _why(path: Path, error: Exception) -> str:
     foreign = None if head.startswith((b"\x93NUMPY", b"PK")) else foreign_format(head)
     if foreign is not None:
         return f"it is {foreign}"
-    return "it is no such file, or holds Python objects" if "allow_pickle" in str(error) else str(error)
+    return why_no_arrays(error)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

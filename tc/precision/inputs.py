@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tc.errors import CalibrationError
+from tc.files import why_no_arrays
 from tc.ir.expr import Const
 from tc.ir.graph import TensorVar
 from tc.ir.types import TensorType
@@ -141,7 +142,7 @@ def _files(path: Path) -> Iterator[GivenCall]:
                 with loaded:
                     loaded = dict(loaded)
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise CalibrationError(f"calibration {file}: cannot be read as a .npz or .npy file: {error}") from error
+            raise CalibrationError(f"calibration {file}: cannot be read as a .npz or .npy file: {why_no_arrays(error)}") from error
         yield GivenCall(f"calibration {file}", _arrays_of(loaded, f"calibration {file}"))
 
 
