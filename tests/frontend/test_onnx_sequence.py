@@ -162,3 +162,22 @@ def test_a_sequence_that_is_empty_after_an_iteration_had_items_before_it() -> No
             arrays = {"x": X, "c": np.array(c), "k": np.array(k)}
             for ours, other in zip(module(*arrays.values()), run_onnxruntime(model, arrays), strict=True):
                 np.testing.assert_array_equal(ours, other)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(("axis", "rank"), [(0, 2), (1, 3), (2, 3), (-1, 2)])
+def test_parts_of_a_size_along_a_dim_that_the_run_tells(axis: int, rank: int, size: int, rng: np.random.Generator) -> None:
+    dims = ",".join("abc"[:rank])
+    text = f"""k = Constant<value = int64 {{{size}}}>() s = SplitToSequence<axis={axis}>(x, k) n = SequenceLength(s) i = SequenceAt(s, p)
+    m = Constant<value_ints = [-1]>() y = Reshape(i, m) z = ConcatFromSequence<axis={axis}>(s)"""
+    model = parsed(f"g (float[{dims}] x, int64 p) => (float[q] y, int64 n, float[{dims.upper()}] z) {{{text}}}")
+    assert all(node.status == "native" for node in tc.inspect(model).nodes)
+    module = tc.compile(model, threads=2)
+
+    for dim in (1, 4, 5, 6, 7):
+        shape = [3, 4, 2][:rank]
+        shape[axis] = dim
+        for place in (0, -1):
+            arrays = {"x": rng.standard_normal(shape).astype(np.float32), "p": np.array(place)}
+            for ours, other in zip(module(*arrays.values()), run_onnxruntime(model, arrays), strict=True):
+                np.testing.assert_array_equal(ours, other)

@@ -33,7 +33,7 @@ from tc.frontend.onnx.values import (
 )
 from tc.ir.arith import prove
 from tc.ir.dtype import i64
-from tc.ir.expr import Const, Expr, ceildiv, const
+from tc.ir.expr import Const, Expr, ceildiv, const, floordiv
 from tc.ir.types import TensorType
 from tc.ops.registry import require
 
@@ -193,9 +193,7 @@ def _split_stored(n: NodeContext, x: ModelValue, axis: int) -> StoredSequence:
     size, dim = const(1 if asked is None else asked[0]), x.shape[axis]
     if size.value <= 0:
         raise ShapeError(f"SplitToSequence: parts of {size}, which must be positive")
-    if axis and size.value > 1:
-        raise UnsupportedError(f"SplitToSequence: parts of {size} of the dim {dim}, along axis {axis}", code="TC1015")
-    first = n.call("transpose", x, perm=(axis, *(k for k in range(x.rank) if k != axis)))
+    elements = _part_by_part(n, x, axis, int(size))
     count = ceildiv(dim, size)
     left = n.call("range", start=dim, size=count, step=-size)
     rest: list[ModelValue | None] = [size_value(other) for other in x.shape]
@@ -204,7 +202,29 @@ def _split_stored(n: NodeContext, x: ModelValue, axis: int) -> StoredSequence:
         del rest[axis]
     columns = [n.call("expand", n.call("reshape", each, shape=(each.type.num_elements, 1)), shape=(count, 1)) for each in rest]
     shapes = n.call("concat", *columns, axis=1) if columns else n.call("full", value=0, dtype=i64, shape=(count, 0))
-    return StoredSequence(n.call("reshape", first, shape=(x.type.num_elements,)), shapes)
+    return StoredSequence(n.call("reshape", elements, shape=(x.type.num_elements,)), shapes)
+
+
+def _part_by_part(n: NodeContext, x: ModelValue, axis: int, size: int) -> ModelValue:
+    """The elements of parts of `size` along an axis, all of one part before those of the next."""
+    def to_front(value: ModelValue) -> ModelValue:
+        return n.call("transpose", value, perm=(axis, *(k for k in range(value.rank) if k != axis)))
+
+    if not axis or size == 1:
+        return to_front(x)
+    before, dim, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    count = floordiv(dim, size)
+    whole = _along(n, x, axis, const(0), count * size)
+    apart = to_front(n.call("reshape", whole, shape=(*before, count, size, *behind)))
+    parts = (apart, _along(n, x, axis, count * size, dim - count * size))
+    return n.call("concat", *(n.call("reshape", part, shape=(part.type.num_elements,)) for part in parts), axis=0)
+
+
+def _along(n: NodeContext, x: ModelValue, axis: int, start: Expr, size: Expr) -> ModelValue:
+    """A part of one axis."""
+    starts = tuple(start if d == axis else const(0) for d in range(x.rank))
+    sizes = tuple(size if d == axis else dim for d, dim in enumerate(x.shape))
+    return n.call("slice", x, starts=starts, sizes=sizes, steps=(1,) * x.rank)
 
 
 def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:
