@@ -383,17 +383,28 @@ def _kept(dim: Expr, before: Expr, after: Expr) -> tuple[Expr, Expr]:
 
 def _source_index(index: Expr, dim: Expr, mode: str, is_near: bool) -> Expr:
     """Where an index outside [0, dim) takes its element from. `is_near`: it is no further out than the elements on the other side of
-    the edge, which needs no division."""
+    the edge, which needs no division for a reflection."""
     if mode == "edge":
         return maximum(minimum(index, dim - 1), 0)
     if mode == "wrap":
         return index % dim
     if is_near:
-        folded = maximum(index, -index)
-        return minimum(folded, (dim - 1) * 2 - folded)
+        return _folded(index, dim)
     period = maximum((dim - 1) * 2, 1)  # reflect: 0 1 2 3 2 1 | 0 1 ...
     folded = index % period
     return minimum(folded, period - folded) if not is_const(dim, 1) else const(0)
+
+
+def _folded(index: Expr, dim: Expr) -> Expr:
+    away = maximum(index, -index)
+    return minimum(away, (dim - 1) * 2 - away)
+
+
+def _near_index(index: Expr, dim: Expr, mode: str) -> Expr:
+    """The same, without a division, where pads are smaller than their dims."""
+    if mode == "reflect":
+        return _folded(index, dim)
+    return Select(index < 0, index + dim, Select(index < dim, index, index - dim))
 
 
 def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
@@ -403,16 +414,28 @@ def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) ->
     pads = exprs(attrs.pads)
     fill = tensors[1] if len(tensors) > 1 else None
 
+    def repeated(*axes: Expr) -> Expr:
+        """Where it is not known that pads are smaller than their dims, that is asked once, for all axes: nothing is divided then."""
+        near, far, asked = [], [], []
+        for d, axis in enumerate(axes):
+            if is_const(pads[d], 0) and is_const(pads[rank + d], 0):
+                near.append(axis)
+                far.append(axis)
+                continue
+            first, count = _kept(x.shape[d], pads[d], pads[rank + d])
+            index, may_be_far = axis - pads[d] - first, [p < count for p in (pads[d], pads[rank + d]) if prove(p < count) is not True]
+            far.append(first + _source_index(index, count, attrs.mode, not may_be_far))
+            divides = attrs.mode != "edge" and bool(may_be_far)
+            near.append(first + _near_index(index, count, attrs.mode) if divides else far[-1])
+            asked += may_be_far if divides else []
+        value = x[tuple(far)]
+        return Select(logical_and(*asked), x[tuple(near)], value) if asked else value
+
     def body(*axes: Expr) -> Expr:
         indices, inside = [], []
         for d, axis in enumerate(axes):
             index = axis - pads[d]
             begins, ends = not is_const(pads[d], 0), not is_const(pads[rank + d], 0)
-            if attrs.mode != "constant":
-                first, count = _kept(x.shape[d], pads[d], pads[rank + d])
-                is_near = all(prove(pads[place] < count) is True for place in (d, rank + d))
-                indices.append(first + _source_index(index - first, count, attrs.mode, is_near) if begins or ends else axis)
-                continue
             indices.append(index)
             if begins:
                 inside.append(index >= 0)
@@ -424,7 +447,7 @@ def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) ->
         other = const(0, x.dtype) if fill is None else fill[tuple(const(0) for _ in fill.shape)]
         return Select(logical_and(*inside), value, other)
 
-    return te.compute(types[0].shape, body, "pad")
+    return te.compute(types[0].shape, body if attrs.mode == "constant" else repeated, "pad")
 
 
 def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 from onnx.parser import parse_model
 from onnx.reference import ReferenceEvaluator
 
@@ -122,3 +123,22 @@ def test_a_pool_of_a_symbolic_image_keeps_its_size_natively(
         x = rng.standard_normal(shape).astype(np.float32)
         (expected,) = run_onnxruntime(model, {"x": x})
         np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pads", [[1, 1], [4, 3], [2, 0, 0, 3], [-1, 2, 4, 0], [1, 2, 1, 1, 2, 1]])
+@pytest.mark.parametrize("mode", ["reflect", "wrap", "edge"])
+def test_pads_of_sizes_that_the_run_tells_may_be_larger_than_their_dims(mode: str, pads: list[int]) -> None:
+    """Where they are smaller, nothing is divided: two ways through one kernel."""
+    rank, rng = len(pads) // 2, np.random.default_rng(len(pads))
+    dims = ",".join("abc"[:rank])
+    text = f'<ir_version: 9, opset_import: ["": 19]> g (float[{dims}] x, int64[{2 * rank}] p) => (float[{dims.upper()}] y)'
+    model = parse_model(text + f' {{ y = Pad<mode = "{mode}">(x, p) }}')
+    model.graph.initializer.append(numpy_helper.from_array(np.array(pads), "p"))
+    del model.graph.input[1]
+    module = tc.compile(model, threads=2)
+
+    for _ in range(12):
+        x = rng.standard_normal(tuple(rng.choice([2, 3, 4, 5, 17, 40], rank))).astype(np.float32)
+        cut = x[tuple(slice(max(-b, 0), dim - max(-e, 0)) for b, e, dim in zip(pads[:rank], pads[rank:], x.shape, strict=True))]
+        widths = [(max(b, 0), max(e, 0)) for b, e in zip(pads[:rank], pads[rank:], strict=True)]
+        np.testing.assert_array_equal(module(x), np.pad(cut, widths, mode=mode))  # type: ignore[call-overload]
