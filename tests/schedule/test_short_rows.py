@@ -91,3 +91,20 @@ def test_the_place_of_an_extreme_in_a_short_row(op: str, target: str, rng: np.ra
             signed = x if op == "ArgMax" else -x
             expected = terms - 1 - signed[:, ::-1].argmax(1) if last else signed.argmax(1)
             np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-v3", "c"])
+@pytest.mark.parametrize("dims", [["n"], ["n", "m"]])
+def test_what_is_made_of_the_mean_of_short_rows_of_any_number(dims: list[str], target: str, rng: np.random.Generator) -> None:
+    """One number of a row, of which much is computed: rows are lanes, however many the run has."""
+    for terms in (2, 3, 7, 16, 17):
+        nodes = [node("ReduceMean", "x", "mean", axes=[-1], keepdims=0), node("Exp", "mean", "y"), node("ReduceL2", "x", "z", axes=[-1])]
+        model = make_model(nodes, {"x": (np.float32, [*dims, terms])}, ["y", "z"], opset=17)
+        module = tc.compile(model, target, threads=2)
+        for rows in (0, 1, 15, 16, 17, 63, 64, 65, 1000):
+            x = rng.standard_normal((*[3] * (len(dims) - 1), rows, terms)).astype(np.float32)
+
+            exp, norm = module(x)
+
+            np.testing.assert_allclose(exp, np.exp(x.astype(np.float64).mean(-1)), rtol=2e-6)
+            np.testing.assert_allclose(norm, np.linalg.norm(x.astype(np.float64), axis=-1, keepdims=True), rtol=2e-6, atol=1e-7)

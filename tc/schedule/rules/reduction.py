@@ -195,7 +195,8 @@ class _Version:
                 return columns_rule
         if not rows or loops[: len(rows)] != rows:
             return self._apart()
-        if len(loops) == len(rows) + 1 and self._are_short_rows([info for info in self.infos() if info.reduction_axes]):
+        reductions = [info for info in self.infos() if info.reduction_axes]
+        if len(loops) == len(rows) + 1 and self._are_short_rows(reductions) and not any(map(_is_of_a_batch, reductions)):
             made = schedule.attempt(partial(self._short_rows, final.name))
             if made is not None:
                 return made
@@ -467,7 +468,7 @@ class _Version:
             schedule.reorder(*outer, columns.around, *depth, columns.inside)
             whole = [*outer, *([columns.around] if columns.is_whole or not outer else [])]  # one loop alone may be cut short
             set_parallel(schedule, name, whole, known_product(schedule, depth, 64) * width)
-            is_row = is_short_search and _is_of_short_rows(info)
+            is_row = is_short_search and _is_of_short_rows(info) and not _is_of_a_batch(info)
             reduce_in_columns(schedule, name, columns.around, width, lanes, is_local=False, is_short=self.is_short, is_row=is_row)
             return
         if spatial and loops[: len(spatial)] != spatial:
@@ -508,17 +509,19 @@ def _is_search(info: BlockInfo) -> bool:
 
 
 def _is_of_short_rows(info: BlockInfo) -> bool:
-    """Whether the terms of a reduction are rows of a few elements that lie side by side; not of a batch of any size, which is small as a
-    rule: code for many rows takes longer to compile."""
-    rows = [axis.extent for axis in info.block.axes if axis.var in info.spatial_axes and not is_const(axis.extent, 1)]
-    if len(rows) == 1 and not isinstance(rows[0], Const):
-        return False
+    """Whether the terms of a reduction are rows of a few elements that lie side by side."""
     terms = [axis for axis in info.block.axes if axis.var in info.reduction_axes]
     if len(terms) != 1 or not isinstance(terms[0].extent, Const) or not 1 < terms[0].extent.value <= MOST_SHORT_STEPS:
         return False
     (term,) = terms
     moving = [load for load in loads_of(info) if term.var in variables(load)]
     return all(load.indices[-1] is term.var and load.buffer.shape[-1] == term.extent for load in moving)
+
+
+def _is_of_a_batch(info: BlockInfo) -> bool:
+    """Whether rows are a batch of any size alone, which is small as a rule: code that exchanges terms of many takes longer to compile."""
+    rows = [axis.extent for axis in info.block.axes if axis.var in info.spatial_axes and not is_const(axis.extent, 1)]
+    return len(rows) == 1 and isinstance(rows[0], Var)
 
 
 def _is_short(info: BlockInfo, target: Target) -> bool:
