@@ -189,22 +189,20 @@ def import_image_scaler(n: NodeContext) -> NodeResult:
     return n.call("add", scaled, n.call("reshape", n.const(bias, x.dtype), shape=(x.shape[1], 1, 1)))
 
 
-@onnx_op("ScaledTanh")
-def import_scaled_tanh(n: NodeContext) -> NodeResult:
-    """alpha * tanh(beta * x)"""
-    x, alpha, beta = n.value(0), *(n.attr(name) for name in ("alpha", "beta"))
-    if alpha is None or beta is None:
-        raise NodeError("ScaledTanh needs alpha and beta")
-    return n.call("mul", n.call("tanh", n.call("mul", x, n.const(beta, x.dtype))), n.const(alpha, x.dtype))
+def _scaled(op: str) -> Callable[[NodeContext], ModelValue]:
+    """alpha * op(beta * x)"""
+
+    def adapter(n: NodeContext) -> ModelValue:
+        x, alpha, beta = n.value(0), *(n.attr(name) for name in ("alpha", "beta"))
+        if alpha is None or beta is None:
+            raise NodeError(f"{n.op_type} needs alpha and beta")
+        return n.call("mul", n.call(op, n.call("mul", x, n.const(beta, x.dtype))), n.const(alpha, x.dtype))
+
+    return adapter
 
 
-@onnx_op("ParametricSoftplus")
-def import_parametric_softplus(n: NodeContext) -> NodeResult:
-    """alpha * softplus(beta * x)"""
-    x, alpha, beta = n.value(0), *(n.attr(name) for name in ("alpha", "beta"))
-    if alpha is None or beta is None:
-        raise NodeError("ParametricSoftplus needs alpha and beta")
-    return n.call("mul", n.call("softplus", n.call("mul", x, n.const(beta, x.dtype))), n.const(alpha, x.dtype))
+onnx_op("ScaledTanh")(_scaled("tanh"))
+onnx_op("ParametricSoftplus")(_scaled("softplus"))
 
 
 @onnx_op("Crop")

@@ -74,7 +74,8 @@ class BlockWeights:
             wide[:, depth:] = wide[:, depth - 1 : depth]
         blocks = wide.reshape(count, groups, self.block)
         most = 2 ** (dtype.bits - 1)
-        taken = np.clip(np.rint(zero).astype(np.int16), blocks.max(2) - (most - 1), blocks.min(2) + most)
+        nearest = np.nan_to_num(np.rint(zero.astype(np.float64)))  # what is no number is left as it is
+        taken = np.clip(nearest, blocks.max(2) - (most - 1), blocks.min(2) + most).astype(np.int16)
         blocks -= taken[..., None]
         left = (zero.astype(np.float64) - taken).astype(np.float32 if zero.dtype.kind == "f" else np.int16)
         if left.dtype.kind == "i" and np.abs(left).max(initial=0) < 128:
