@@ -174,6 +174,13 @@ class Calls:
         """x in that element type; itself where it has it."""
         return x if x.dtype is dtype else self.call("cast", x, dtype=dtype)
 
+    def part(self, x: ModelValue, axis: int, start: Expr | int, size: Expr | int) -> ModelValue:
+        """`size` elements of one axis, from `start` on."""
+        axis %= x.rank
+        starts = tuple(start if d == axis else 0 for d in range(x.rank))
+        sizes = tuple(size if d == axis else dim for d, dim in enumerate(x.shape))
+        return self.call("slice", x, starts=starts, sizes=sizes, steps=(1,) * x.rank)
+
     def _names(self, count: int) -> list[str]:
         return [self.label] * count
 

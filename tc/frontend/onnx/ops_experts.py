@@ -54,7 +54,7 @@ def import_moe(n: NodeContext) -> NodeResult:
     biases = {which: n.optional(place) for which, place in ((_FIRST, 3), (_SECOND, 5), (_GATE, 7))}
 
     def through(which: int, expert: int, rows: ModelValue) -> ModelValue:
-        matrix = n.call("squeeze", _part(n, weights[which], expert), axes=(0,))
+        matrix = n.call("squeeze", n.part(weights[which], 0, expert, 1), axes=(0,))
         made = n.call("matmul", rows, n.call("transpose", matrix, perm=(1, 0)))
         return _biased(n, made, biases[which], expert)
 
@@ -213,13 +213,8 @@ def _order(n: NodeContext, keys: ModelValue, size: Expr) -> ModelValue:
     return n.graph.call("topk", keys, span=n.span, names=[n.label] * 2, k=size, largest=False)[1]
 
 
-def _part(n: NodeContext, x: ModelValue, index: int) -> ModelValue:
-    """One of the first axis, which is kept."""
-    return n.call("slice", x, starts=(index, *(0,) * (x.rank - 1)), sizes=(1, *x.shape[1:]), steps=(1,) * x.rank)
-
-
 def _biased(n: NodeContext, x: ModelValue, bias: ModelValue | None, expert: int) -> ModelValue:
-    return x if bias is None else n.call("add", x, _part(n, bias, expert))
+    return x if bias is None else n.call("add", x, n.part(bias, 0, expert, 1))
 
 
 def _activation(n: NodeContext, has_gate: bool) -> Callable[[ModelValue, ModelValue | None], ModelValue]:

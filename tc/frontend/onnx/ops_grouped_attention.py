@@ -187,13 +187,13 @@ def _rotated(n: NodeContext, x: ModelValue, cos: ModelValue, sin: ModelValue, *,
     c, s = (n.cast(n.call("unsqueeze", table, axes=(1,)), x.dtype) for table in (cos, sin))
     rest = None
     if prove(equal(width, 2 * half), n.facts) is not True:
-        rest = _cut(n, x, const(2 * half), width - 2 * half)
-        x = _cut(n, x, const(0), const(2 * half))
+        rest = n.part(x, -1, const(2 * half), width - 2 * half)
+        x = n.part(x, -1, const(0), const(2 * half))
     if interleaved:
         pairs = n.call("reshape", x, shape=(batch, heads, length, half, 2))
-        a, b = (n.call("squeeze", _cut(n, pairs, const(at), const(1)), axes=(4,)) for at in (0, 1))
+        a, b = (n.call("squeeze", n.part(pairs, -1, const(at), const(1)), axes=(4,)) for at in (0, 1))
     else:
-        a, b = _cut(n, x, const(0), const(half)), _cut(n, x, const(half), const(half))
+        a, b = n.part(x, -1, const(0), const(half)), n.part(x, -1, const(half), const(half))
     turned = [
         n.call("sub", n.call("mul", c, a), n.call("mul", s, b)),
         n.call("add", n.call("mul", s, a), n.call("mul", c, b)),
@@ -203,12 +203,6 @@ def _rotated(n: NodeContext, x: ModelValue, cos: ModelValue, sin: ModelValue, *,
         turned = [n.call("reshape", n.call("concat", *columns, axis=4), shape=(batch, heads, length, 2 * half))]
     parts = turned if rest is None else [*turned, rest]
     return parts[0] if len(parts) == 1 else n.call("concat", *parts, axis=3)
-
-
-def _cut(n: NodeContext, x: ModelValue, start: Expr, size: Expr) -> ModelValue:
-    """A part of the last axis."""
-    starts = (*(const(0),) * (x.rank - 1), start)
-    return n.call("slice", x, starts=starts, sizes=(*x.shape[:-1], size), steps=(1,) * x.rank)
 
 
 # -- the cache and what is seen of it
@@ -259,4 +253,4 @@ def _weights(n: NodeContext, scores: ModelValue, heads: int) -> ModelValue:
         column = n.call("full", shape=shape, value=0, dtype=scores.dtype)
     else:
         column = n.call("expand", n.call("reshape", sink, shape=(1, heads, 1, 1)), shape=shape)
-    return _cut(n, n.call("softmax", n.call("concat", scores, column, axis=3), axis=-1), const(0), places)
+    return n.part(n.call("softmax", n.call("concat", scores, column, axis=3), axis=-1), -1, const(0), places)

@@ -279,9 +279,7 @@ def import_bias_split_gelu(n: NodeContext) -> NodeResult:
     """left * gelu(right), of the halves of the columns of x + bias."""
     x = n.call("add", n.value(0), n.value(1))
     half = n.known(x.shape[-1], "columns") // 2
-    start = (0,) * (x.rank - 1)
-    sizes, steps = (*x.shape[:-1], half), (1,) * x.rank
-    left, right = (n.call("slice", x, starts=(*start, at), sizes=sizes, steps=steps) for at in (0, half))
+    left, right = (n.part(x, -1, at, half) for at in (0, half))
     return n.call("mul", left, n.call("gelu", right, approximate="none"))
 
 

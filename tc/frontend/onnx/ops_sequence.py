@@ -214,17 +214,10 @@ def _part_by_part(n: NodeContext, x: ModelValue, axis: int, size: int) -> ModelV
         return to_front(x)
     before, dim, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     count = floordiv(dim, size)
-    whole = _along(n, x, axis, const(0), count * size)
+    whole = n.part(x, axis, 0, count * size)
     apart = to_front(n.call("reshape", whole, shape=(*before, count, size, *behind)))
-    parts = (apart, _along(n, x, axis, count * size, dim - count * size))
+    parts = (apart, n.part(x, axis, count * size, dim - count * size))
     return n.call("concat", *(n.call("reshape", part, shape=(part.type.num_elements,)) for part in parts), axis=0)
-
-
-def _along(n: NodeContext, x: ModelValue, axis: int, start: Expr, size: Expr) -> ModelValue:
-    """A part of one axis."""
-    starts = tuple(start if d == axis else const(0) for d in range(x.rank))
-    sizes = tuple(size if d == axis else dim for d, dim in enumerate(x.shape))
-    return n.call("slice", x, starts=starts, sizes=sizes, steps=(1,) * x.rank)
 
 
 def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:

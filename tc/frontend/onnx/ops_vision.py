@@ -209,7 +209,7 @@ class _Points:
 
 def _points(n: NodeContext, boxes: ModelValue, axis: int, size: Expr, count: Expr) -> _Points:
     """Those of an axis: `count` from one border of each box to the other, or the one in its middle."""
-    first, last = (n.call("slice", boxes, starts=(0, k), sizes=(boxes.shape[0], 1), steps=(1, 1)) for k in (axis, axis + 2))
+    first, last = (n.part(boxes, 1, k, 1) for k in (axis, axis + 2))
     limit = n.cast(size_value(size - 1), boxes.dtype)
     step = n.call("div", n.call("mul", n.call("sub", last, first), limit), n.cast(size_value(maximum(count - 1, 1)), boxes.dtype))
     spread = n.call("add", n.call("mul", first, limit), n.call("mul", n.cast(n.call("range", size=count), boxes.dtype), step))
