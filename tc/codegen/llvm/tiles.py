@@ -97,10 +97,21 @@ def _number(emitter: MemoryEmitter, operand: Expr) -> str:
     return f"i8 {emitter.state.tile_numbers[operand.buffer]}"
 
 
-def _call(emitter: MemoryEmitter, name: str, *args: str) -> None:
-    full = f"llvm.x86.{name}"
+def _call(emitter: MemoryEmitter, name: str, *args: str, memory: str = "", aliasing: str = "") -> None:
+    """An instruction on registers, which LLVM takes for memory that nothing else reaches; `memory`: what is done with that of the operand.
+
+    Without that LLVM would take every instruction for one that may write anywhere, and read everything again behind it.
+    """
+    full, effects = f"llvm.x86.{name}", f"{memory}inaccessiblemem: readwrite"
     emitter.module.declare(full, "void", [arg.split()[0] for arg in args])
-    emitter.b.emit_void(f"call void @{full}({', '.join(args)})")
+    emitter.b.emit_void(f"call void @{full}({', '.join(args)}) nounwind willreturn nosync nofree memory({effects}){aliasing}")
+
+
+def _copy(emitter: MemoryEmitter, name: str, effect: str, intrinsic: Intrinsic, tile: Expr, place: Expr) -> None:
+    """Between a register and memory."""
+    assert isinstance(place, Load), "operands are places in buffers"
+    operands = _number(emitter, tile), *_memory(emitter, intrinsic, place)
+    _call(emitter, name, *operands, memory=f"argmem: {effect}, ", aliasing=emitter.aliasing.get(place.buffer, ""))
 
 
 def _memory(emitter: MemoryEmitter, intrinsic: Intrinsic, operand: Expr) -> tuple[str, str]:
@@ -114,7 +125,7 @@ def _memory(emitter: MemoryEmitter, intrinsic: Intrinsic, operand: Expr) -> tupl
 
 def _load(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     place, tile = operands
-    _call(emitter, "tileloadd64", _number(emitter, tile), *_memory(emitter, intrinsic, place))
+    _copy(emitter, "tileloadd64", "read", intrinsic, tile, place)
     _fetch_ahead(emitter, intrinsic, place)
 
 
@@ -129,7 +140,7 @@ def _fetch_ahead(emitter: MemoryEmitter, intrinsic: Intrinsic, place: Expr) -> N
 
 def _store(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     tile, place = operands
-    _call(emitter, "tilestored64", _number(emitter, tile), *_memory(emitter, intrinsic, place))
+    _copy(emitter, "tilestored64", "write", intrinsic, tile, place)
     emitter.forget_memory()
 
 
