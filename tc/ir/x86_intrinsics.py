@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tc.ir.dtype import DType, bf16, f32, i4, i8, i16, i32, u4, u8
 from tc.ir.expr import const
@@ -74,13 +74,14 @@ _TILE_FEATURES = {i32: "amx-int8", f32: "amx-bf16"}
 @dataclass(frozen=True)
 class TileShape:
     """What an instruction on tiles takes: so many rows of sums, made of so many bytes of each row of the lhs. In memory the rows of the lhs
-    are `step` rows apart, and with `runs_on` go on from one index of the dims before to the next. A product takes as many cycles as it has
-    rows, down to some ten, whatever the bytes are."""
+    are `step` rows apart, and with `runs_on` go on from one index of the dims before to the next. `streams`: the rhs is loaded past the
+    first-level cache, which others need. A product takes as many cycles as it has rows, down to some ten, whatever the bytes are."""
 
     rows: int = TILE_ROWS
     row_bytes: int = 64
     step: int = 1
     runs_on: bool = False
+    streams: bool = False
 
     @property
     def groups(self) -> int:
@@ -90,7 +91,8 @@ class TileShape:
     def named(self, base: str) -> str:
         """The name of an instruction for this shape; that for full tiles of neighbours is `base`."""
         size = "" if (self.rows, self.row_bytes) == (TILE_ROWS, 64) else f".{self.rows}x{self.row_bytes}"
-        return f"{base}{size}{f'.step{self.step}' if self.step > 1 else ''}{'.runs_on' if self.runs_on else ''}"
+        step = f".step{self.step}" if self.step > 1 else ""
+        return f"{base}{size}{step}{'.runs_on' if self.runs_on else ''}{'.streams' if self.streams else ''}"
 
 
 FULL = TileShape()
@@ -108,11 +110,11 @@ def tile_zero_name(dtype: DType, shape: TileShape = FULL) -> str:
 
 def tile_copy_name(what: str, dtype: DType, shape: TileShape = FULL) -> str:
     """The name of the instruction that copies a tile: `load` of an operand, `lhs` or `rhs`, or of `sums`, or `store` of sums."""
-    own = {"load.lhs": shape, "load.rhs": TileShape(shape.groups)}
+    own = {"load.lhs": replace(shape, streams=False), "load.rhs": TileShape(shape.groups, streams=shape.streams)}
     return own.get(what, TileShape(shape.rows)).named(f"tile_{what}.{dtype.name}")
 
 
-_SHAPED = re.compile(r"(tile_[a-z_.0-9]+?)(?:\.(\d+)x(\d+))?(?:\.step(\d+))?(\.runs_on)?")
+_SHAPED = re.compile(r"(tile_[a-z_.0-9]+?)(?:\.(\d+)x(\d+))?(?:\.step(\d+))?(\.runs_on)?(\.streams)?")
 
 
 def base_and_shape(name: str) -> tuple[str, TileShape]:
@@ -120,8 +122,8 @@ def base_and_shape(name: str) -> tuple[str, TileShape]:
     match = _SHAPED.fullmatch(name)
     if match is None:
         return name, FULL
-    base, rows, row_bytes, step, runs_on = match.groups()
-    return base, TileShape(int(rows or TILE_ROWS), int(row_bytes or 64), int(step or 1), bool(runs_on))
+    base, rows, row_bytes, step, runs_on, streams = match.groups()
+    return base, TileShape(int(rows or TILE_ROWS), int(row_bytes or 64), int(step or 1), bool(runs_on), bool(streams))
 
 
 DOTS = frozenset(dot_name(bits, *operands) for bits in _WIDTHS for each in DOT_OPERANDS.values() for operands in each)
@@ -201,7 +203,9 @@ def _tile_intrinsic(name: str) -> Intrinsic | None:
     base, shape = base_and_shape(name)
     is_lhs = base in _TILE_DOTS or base.startswith("tile_load.lhs")
     fits = 1 <= shape.rows <= TILE_ROWS and 4 <= shape.row_bytes <= 64 and shape.row_bytes % 4 == 0 and shape.step >= 1
-    if not fits or shape.named(base) != name or not (is_lhs or shape == TileShape(shape.rows)):
+    fits &= is_lhs or shape == TileShape(shape.rows, streams=shape.streams)
+    fits &= not shape.streams or base in _TILE_DOTS or base.startswith("tile_load.rhs")
+    if not fits or shape.named(base) != name:
         return None
     ends_open = frozenset((0,)) if shape.runs_on else frozenset()
     if base in _TILE_DOTS:

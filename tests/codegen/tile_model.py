@@ -127,6 +127,7 @@ _INSTRUCTIONS: dict[str, tuple[Callable[..., None], list[type]]] = {
     "tilerelease": (tilerelease, []),
     "tilezero": (tilezero, [ctypes.c_int8]),
     "tileloadd64": (tileloadd64, [ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64]),
+    "tileloaddt164": (tileloadd64, [ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64]),
     "tilestored64": (tilestored64, [ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64]),
     **{name: (run, [ctypes.c_int8] * 3) for name, run in {**_PRODUCTS, "tdpbf16ps": tdpbf16ps}.items()},
 }

@@ -17,11 +17,13 @@ from tc.interp import run_prim_func
 from tc.ir.dtype import DType, bf16, f32, i8, i32, i64, u8
 from tc.ir.expr import Expr, Var, cast, maximum, minimum
 from tc.ir.graph import Attrs
-from tc.ir.loop import For, PrimFunc, walk_statements
+from tc.ir.hints import Prefetch
+from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, walk_statements
 from tc.ir.node import Node
 from tc.ir.parser import parse_module
+from tc.ir.printer import print_ir
 from tc.ir.types import tensor_type
-from tc.ir.x86_intrinsics import NUM_TILES
+from tc.ir.x86_intrinsics import NUM_TILES, is_tile_dot
 from tc.ops.blocked import compute_matmul_packed
 from tc.passes.graph.blocked_literals import grouped_weights
 from tc.passes.graph.pack_matmul import in_groups
@@ -29,7 +31,7 @@ from tc.passes.loop.interleave_stores import interleave_stores
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.tile_registers import keep_in_tiles
 from tc.passes.pipeline import finish_loops
-from tc.schedule.knobs import Decide
+from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules import apply_rules
 from tc.schedule.rules.matrix_tiles import TileProduct
 from tc.schedule.rules.window_cost import WindowProduct
@@ -116,6 +118,45 @@ def test_products_with_residuals_are_exact_in_every_grid(seed: int) -> None:
         assert "tdpbusd" in tile_model.used
         if stores == "plain":
             assert not is_interleaved(func)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rhs_that_passes_by_the_first_cache_is_the_same_numbers(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = (int(size) for size in rng.integers((16, 40, 1), (100, 130, 300)))
+    arrays, expected = arrays_of(rng, m, n, k)
+
+    func = finished(quantized(m, n, k), NARROW, deciding(stream_rhs=True))
+
+    np.testing.assert_array_equal(on_model(func, arrays), expected)
+    assert "tileloaddt164" in tile_model.used
+
+
+def test_the_rhs_passes_by_where_rows_of_the_lhs_would_stay_without_it() -> None:
+    def streams(m: int, n: int, k: int) -> bool:
+        return ".streams" in print_ir(finished(quantized(m, n, k), WIDE, take_default))
+
+    assert streams(1024, 1000, 1024)
+    assert not streams(1024, 1000, 512), "both stay"
+    assert not streams(1024, 1000, 4096), "the rows do not stay either"
+    assert not streams(1024, 8192, 1024), "it is no part of the second cache, and is fetched ahead"
+
+
+def test_products_between_stores_fetch_tiles_ahead_as_those_before_do() -> None:
+    func = finished(quantized(256, 512, 512), WIDE, deciding(stores="interleaved", prefetch_bytes=8192, stream_rhs=False))
+
+    assert is_interleaved(func)
+    loops = [node for node in walk_statements(in_registers(func, WIDE).body) if isinstance(node, For) and holds_products(node)]
+    assert len(loops) >= 2, "those of the first tile, and of the others"
+    assert all(loop.hints.prefetch == Prefetch(1, 8192) for loop in loops)
+
+
+def holds_products(loop: For) -> bool:
+    """Whether products of tiles are in a loop, and in none inside of it."""
+    inner = [node for node in walk_statements(loop.body) if isinstance(node, For | IntrinsicCall)]
+    return any(isinstance(node, IntrinsicCall) and is_tile_dot(node.name) for node in inner) and not any(
+        isinstance(node, For) and node.kind is LoopKind.SERIAL for node in inner
+    )
 
 
 @pytest.mark.parametrize("depth", [40, 128, 300])

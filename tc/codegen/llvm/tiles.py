@@ -125,7 +125,7 @@ def _memory(emitter: MemoryEmitter, intrinsic: Intrinsic, operand: Expr) -> tupl
 
 def _load(emitter: MemoryEmitter, intrinsic: Intrinsic, operands: tuple[Expr, ...]) -> None:
     place, tile = operands
-    _copy(emitter, "tileloadd64", "read", intrinsic, tile, place)
+    _copy(emitter, "tileloaddt164" if base_and_shape(intrinsic.name)[1].streams else "tileloadd64", "read", intrinsic, tile, place)
     _fetch_ahead(emitter, intrinsic, place)
 
 

@@ -305,11 +305,12 @@ def _among_iterations(loop: For, rows: _Rows, first: int, end: int) -> list[Stmt
     each = -(-(end - first) // steps)
     full = (end - first) // each
     step, later = (Var(loop.var.name, loop.var.dtype) for _ in range(2))
+    hints = loops[-1].hints
     calls, rest = (_listed(substitute(body, digits(loops, number))) for number in (step, later + full))
     return [
-        For(step, const(full), seq(*_among(calls, rows, step * each + first, each))),
+        For(step, const(full), seq(*_among(calls, rows, step * each + first, each)), hints=hints),
         *rows.some(const(first + full * each), end - first - full * each),
-        For(later, const(steps - full), seq(*rest)),
+        For(later, const(steps - full), seq(*rest), hints=hints),
     ]
 
 
