@@ -144,6 +144,16 @@ def _of_doubles(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     return operands[0].dtype == np.float64
 
 
+def _resized_to_one(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
+    """An axis of one element is read at 0 by `pytorch_half_pixel`; by cubic weights the reference evaluator reads it half a step before."""
+    if (attrs.get("mode"), attrs.get("coordinate_transformation_mode")) != (b"cubic", b"pytorch_half_pixel"):
+        return False
+    _, _, scales, sizes = (*operands, None, None)[:4]
+    lengths = np.array(operands[0].shape)[attrs.get("axes", slice(None))]
+    made = sizes if sizes is not None and len(sizes) else np.floor(lengths * scales)
+    return bool(((lengths > 1) & (made == 1)).any())
+
+
 def _beyond_doubles(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool:
     """Integers less a bias are doubles, that of the largest ones being none that an integer holds."""
     return operands[0].dtype.kind in "iu" and bool((np.abs(operands[0].astype(np.float64)) >= 2.0**53).any())
@@ -166,6 +176,7 @@ UNSAID: dict[str, Callable[[Mapping[str, Any], Sequence[Value]], bool]] = {
     "GroupNormalization": _stashed,
     "Gelu": _of_doubles,
     "Shrink": _beyond_doubles,
+    "Resize": _resized_to_one,
     "NegativeLogLikelihoodLoss": _classes_without_weight,
     "SoftmaxCrossEntropyLoss": _classes_without_weight,
 }

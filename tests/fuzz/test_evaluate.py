@@ -95,3 +95,17 @@ def test_what_is_unique_beside_nan_is_not_said() -> None:
     with pytest.raises(Failed, match="not said"):
         step(node, {"x": np.array([1.5, np.nan, 1.5], np.float32)}, {}, OPSET, 8)
     assert step(node, {"x": np.array([1.5, 0, 1.5], np.float32)}, {}, OPSET, 8).outputs[0].tolist() == [0, 1.5]
+
+
+@pytest.mark.parametrize("by", ["scales", "sizes"])
+def test_one_element_of_cubic_resizing_is_not_asked(by: str) -> None:
+    attrs = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
+    node = helper.make_node("Resize", ["x", "", *(["", "s"] if by == "sizes" else ["s"])], ["y"], **attrs)
+    x = np.arange(12, dtype=np.float32).reshape(1, 1, 3, 4)
+
+    def size(rows: int) -> dict[str, np.ndarray]:
+        return {"s": np.array([1, 1, rows, 4]) if by == "sizes" else np.array([1, 1, rows / 3, 1], np.float32)}
+
+    with pytest.raises(Failed, match="not said"):
+        step(node, {"x": x, **size(1)}, {}, OPSET, 8)
+    assert step(node, {"x": x, **size(2)}, {}, OPSET, 8).outputs[0].shape == (1, 1, 2, 4)
