@@ -18,6 +18,7 @@ import numpy as np
 
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.ops_math import swish
 from tc.frontend.onnx.ops_weights import UNSIGNED, NBitsWeights, of_blocks, zero_points
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.dtype import DType, f32, i64, unpack
@@ -237,7 +238,7 @@ def _gated(n: NodeContext, x: ModelValue, gate: ModelValue | None) -> ModelValue
 
 def _simple(n: NodeContext, kind: str, x: ModelValue) -> ModelValue:
     if kind == "silu":
-        return n.call("mul", x, n.call("sigmoid", x))
+        return n.call("silu", x)
     if kind == "gelu":
         return n.call("gelu", x, approximate="tanh")
     return n.call("relu", x) if kind == "relu" else x
@@ -259,9 +260,8 @@ def _swiglu(n: NodeContext, gate: ModelValue, linear: ModelValue) -> ModelValue:
     if limit < inf:
         bound, low = n.const(limit, gate.dtype), n.const(-limit, gate.dtype)
         gate, linear = n.call("minimum", gate, bound), n.call("clip", linear, low, bound)
-    alpha, beta = (n.const(n.attr(f"activation_{name}", default), gate.dtype) for name, default in (("alpha", 1.0), ("beta", 0.0)))
-    swish = n.call("mul", gate, n.call("sigmoid", n.call("mul", gate, alpha)))
-    return n.call("mul", swish, n.call("add", linear, beta))
+    beta = n.const(n.attr("activation_beta", 0.0), gate.dtype)
+    return n.call("mul", swish(n, gate, n.attr("activation_alpha", 1.0)), n.call("add", linear, beta))
 
 
 # -- weights of a few bits

@@ -162,7 +162,7 @@ def import_causal_conv(n: NodeContext) -> NodeResult:
     if kind not in ("none", "", "silu", "swish"):
         raise UnsupportedError(f"CausalConvWithState with activation {kind!r}", code="TC1013", supported="none, silu, swish")
     if kind in ("silu", "swish"):
-        made = n.call("mul", made, n.call("sigmoid", made))
+        made = n.call("silu", made)
     after = n.call("slice", seen, starts=(0, 0, length), sizes=(batch, channels, held), steps=(1, 1, 1))
     return [_channels_back(n, n.cast(made, x.dtype), x, last), _channels_back(n, after, x, last)]
 
@@ -191,9 +191,7 @@ def import_gated_rms_norm(n: NodeContext) -> NodeResult:
         raise UnsupportedError(f"GatedRMSNorm with activation {kind!r}", code="TC1013", supported="silu, swish, sigmoid")
     normal = _rms_norm_of_runs(n, x, scale)
     wide = n.cast(gate, f32)
-    opened = n.call("sigmoid", wide)
-    if kind != "sigmoid":
-        opened = n.call("mul", wide, opened)
+    opened = n.call("sigmoid" if kind == "sigmoid" else "silu", wide)
     return n.cast(n.call("mul", normal, opened), x.dtype)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
-from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
+from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound, count_of, names_axis, without_axes
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import simplify
@@ -118,10 +118,14 @@ def import_gelu(n: NodeContext) -> NodeResult:
 
 @onnx_op("Swish")
 def import_swish(n: NodeContext) -> NodeResult:
-    x, alpha = n.value(0), n.attr("alpha", 1.0)
+    return swish(n, n.value(0), n.attr("alpha", 1.0))
+
+
+def swish(c: Calls, x: ModelValue, alpha: float) -> ModelValue:
+    """x sigmoid(alpha x)."""
     if alpha == 1.0:
-        return n.call("silu", x)
-    return n.call("mul", x, n.call("sigmoid", n.call("mul", x, n.const(alpha, x.dtype))))
+        return c.call("silu", x)
+    return c.call("mul", x, c.call("sigmoid", c.call("mul", x, c.const(alpha, x.dtype))))
 
 
 @onnx_op("IsInf")

@@ -11,7 +11,7 @@ from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.activations import fused_activation
 from tc.frontend.onnx.control_flow import bind_loop
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.ops_math import import_gemm
+from tc.frontend.onnx.ops_math import import_gemm, swish
 from tc.frontend.onnx.ops_nn import convolve
 from tc.frontend.onnx.ops_shape import import_gather_nd, import_range, import_trilu, unique_values
 from tc.frontend.onnx.ops_slice import import_pad
@@ -45,8 +45,7 @@ def import_fast_gelu(n: NodeContext) -> NodeResult:
 @onnx_op("QuickGelu", domain=_DOMAIN)
 def import_quick_gelu(n: NodeContext) -> NodeResult:
     """x * sigmoid(alpha * x)"""
-    x = n.value(0)
-    return n.call("mul", x, n.call("sigmoid", n.call("mul", x, n.const(n.attr("alpha", 1.702), x.dtype))))
+    return swish(n, n.value(0), n.attr("alpha", 1.702))
 
 
 @onnx_op("FusedConv", domain=_DOMAIN)
@@ -265,7 +264,7 @@ def _group_norm(n: NodeContext, x: ModelValue) -> ModelValue:
         wide = n.call("transpose", wide, perm=(0, 3, 1, 2))
     made = n.call("group_norm", wide, scale, shift, groups=int(n.attr("groups", 1)), epsilon=n.attr("epsilon", 1e-5))
     if n.attr("activation", 0):
-        made = n.call("mul", made, n.call("sigmoid", made))
+        made = n.call("silu", made)
     return n.cast(n.call("transpose", made, perm=(0, 2, 3, 1)) if last else made, x.dtype)
 
 

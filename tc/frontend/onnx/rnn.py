@@ -51,7 +51,7 @@ class _Weights:
 
     def part(self, c: Calls, start: int, size: int) -> _Weights:
         assert self.scale is None
-        return _Weights(_part(c, self.matrix, start, size))
+        return _Weights(c.part(self.matrix, -1, start, size))
 
 
 @dataclass(frozen=True)
@@ -229,14 +229,6 @@ def _row(c: Calls, value: ModelValue, index: int) -> ModelValue:
     return c.call("gather", value, c.const(index, i64), axis=0, in_range=True)
 
 
-def _part(c: Calls, value: ModelValue, start: int, size: int, axis: int = -1) -> ModelValue:
-    """`size` elements from `start` of one axis."""
-    axis %= value.rank
-    starts = tuple(const(start if d == axis else 0) for d in range(value.rank))
-    sizes = tuple(const(size) if d == axis else dim for d, dim in enumerate(value.shape))
-    return c.call("slice", value, starts=starts, sizes=sizes, steps=(1,) * value.rank)
-
-
 def _weights(n: NodeContext, kind: _Kind, index: int, d: int) -> _Weights:
     """Those of input `index` for a direction; if of bytes with the scales and zero points of inputs 8 to 11."""
     matrix = _row(n, n.value(index), d)
@@ -265,17 +257,17 @@ def _direction(
     if bias is not None:
         row = _row(n, bias, d)
         size = kind.gates * hidden
-        inputs, recurrent = _part(n, row, 0, size), _part(n, row, size, size)
+        inputs, recurrent = n.part(row, -1, 0, size), n.part(row, -1, size, size)
         if kind is _GRU and n.attr("linear_before_reset", 0):
-            hidden_bias = _part(n, recurrent, 2 * hidden, hidden)
+            hidden_bias = n.part(recurrent, -1, 2 * hidden, hidden)
             zeros = n.call("mul", hidden_bias, n.const(0, hidden_bias.dtype))
-            recurrent = n.call("concat", _part(n, recurrent, 0, 2 * hidden), zeros, axis=0)
+            recurrent = n.call("concat", n.part(recurrent, -1, 0, 2 * hidden), zeros, axis=0)
         projected = n.call("add", projected, n.call("add", inputs, recurrent))
     peepholes: tuple[ModelValue, ...] = ()
     weights = n.optional(7) if kind.name == "LSTM" else None
     if weights is not None:
         row = _row(n, weights, d)
-        peepholes = tuple(_part(n, row, k * hidden, hidden) for k in range(3))
+        peepholes = tuple(n.part(row, -1, k * hidden, hidden) for k in range(3))
     return _Direction(projected, _weights(n, kind, 2, d), hidden_bias, peepholes, activations, hidden)
 
 
@@ -324,7 +316,7 @@ def _run(
 
 
 def _gates(c: Calls, x: ModelValue, count: int, hidden: int) -> list[ModelValue]:
-    return [_part(c, x, k * hidden, hidden) for k in range(count)]
+    return [c.part(x, -1, k * hidden, hidden) for k in range(count)]
 
 
 def _rnn_step(c: Calls, n: NodeContext, one: _Direction, x: ModelValue, states: list[ModelValue]) -> list[ModelValue]:
