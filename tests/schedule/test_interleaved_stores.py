@@ -151,6 +151,20 @@ def test_products_between_stores_fetch_tiles_ahead_as_those_before_do() -> None:
     assert all(loop.hints.prefetch == Prefetch(1, 8192) for loop in loops)
 
 
+def test_products_over_taps_that_are_loops_keep_the_hint_of_the_loop_around_them() -> None:
+    attrs = attrs_of(128, 64, pads=(3, 3, 3, 3), strides=(1, 1))
+    func = convolution(tensor_type((1, 2, 14, 16, 64), u8), tensor_type((2, 2, 7, 7, 16, 64, 4), i8), attrs)
+    found = finished(func, WIDE, deciding(stores="interleaved", prefetch_bytes=8192))
+
+    assert is_interleaved(found)
+    statements = list(walk_statements(in_registers(found, WIDE).body))
+    loops = [node for node in statements if isinstance(node, For) and node.hints.prefetch == Prefetch(1, 8192)]
+    fetching = {node for loop in loops for node in walk_statements(loop.body)}
+    products = [node for node in statements if isinstance(node, IntrinsicCall) and is_tile_dot(node.name)]
+    assert products
+    assert fetching.issuperset(products)
+
+
 def holds_products(loop: For) -> bool:
     """Whether products of tiles are in a loop, and in none inside of it."""
     inner = [node for node in walk_statements(loop.body) if isinstance(node, For | IntrinsicCall)]

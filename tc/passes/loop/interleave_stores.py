@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from tc.ir.arith import Facts, proves
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, const, floormod
-from tc.ir.hints import NO_HINTS
+from tc.ir.hints import NO_HINTS, LoopHints
 from tc.ir.loop import (
     Alloc,
     For,
@@ -305,7 +306,7 @@ def _among_iterations(loop: For, rows: _Rows, first: int, end: int) -> list[Stmt
     each = -(-(end - first) // steps)
     full = (end - first) // each
     step, later = (Var(loop.var.name, loop.var.dtype) for _ in range(2))
-    hints = loops[-1].hints
+    hints = reduce(LoopHints.merged, [each.hints for each in loops])
     calls, rest = (_listed(substitute(body, digits(loops, number))) for number in (step, later + full))
     return [
         For(step, const(full), seq(*_among(calls, rows, step * each + first, each)), hints=hints),
