@@ -163,7 +163,7 @@ def import_causal_conv(n: NodeContext) -> NodeResult:
         raise UnsupportedError(f"CausalConvWithState with activation {kind!r}", code="TC1013", supported="none, silu, swish")
     if kind in ("silu", "swish"):
         made = n.call("silu", made)
-    after = n.call("slice", seen, starts=(0, 0, length), sizes=(batch, channels, held), steps=(1, 1, 1))
+    after = n.part(seen, 2, length, held)
     return [_channels_back(n, n.cast(made, x.dtype), x, last), _channels_back(n, after, x, last)]
 
 

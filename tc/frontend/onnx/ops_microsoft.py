@@ -173,7 +173,7 @@ def import_scaled_silu(n: NodeContext) -> NodeResult:
     x, scale = n.value(0), n.optional(1)
     factor = n.const(n.attr("alpha", 1.0), f32) if scale is None else n.cast(scale, f32)
     scaled = n.cast(n.call("mul", n.cast(x, f32), n.call("reshape", factor, shape=())), x.dtype)
-    return n.call("mul", scaled, n.call("sigmoid", scaled))
+    return n.call("silu", scaled)
 
 
 @onnx_op("GatedAdd", domain=_DOMAIN)

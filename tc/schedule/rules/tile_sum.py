@@ -26,6 +26,7 @@ from tc.schedule.rules.tile import (
     vectorize_tile,
 )
 from tc.schedule.step import Schedule
+from tc.target import Target
 
 DEPTH_UNROLL = 2
 """Steps of the sum per iteration of the innermost loop."""
@@ -119,7 +120,9 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     which_part = driving_loops(contraction.info, inside, contraction.parts)
     *single, row, column = [loop for loop in inside if loop not in (depth, *which_part)]
     assert all(extent_value(s, loop) == 1 for loop in single), "a tile has rows and columns"
-    default = _rhs_streams(s, total, (row, column, depth), dot)
+    around = [loop for loop in loops[: -len(inside)] if extent_value(s, loop) != 1]
+    by_columns = bool(driving_loops(contraction.info, around[-1:], contraction.columns))
+    default = by_columns and _rhs_streams(s, contraction, (row, column, depth), total.product.target)
     streams = s.choose(contraction.info.name, "stream_rhs", (False, True), default, ordered=False)
     shape = TileShape(row_bytes=dot.terms * dot.lhs.size_bytes, step=step, runs_on=runs_on, streams=streams)
     steps, groups, terms = s.split(depth, (None, dot.terms // dot.depth, dot.depth))
@@ -132,20 +135,17 @@ def _schedule_products(schedule: Schedule, total: TileSum, dot: Dot) -> dict[str
     return {s.loops_of(start)[-2]: tile_zero_name(sums.dtype), row: tile_dot_name(dot.lhs, dot.rhs, shape)}
 
 
-def _rhs_streams(schedule: Schedule, total: TileSum, inside: tuple[str, str, str], dot: Dot) -> bool:
-    """Whether the rhs of one block of tiles after the other comes from the second-level cache, while the lhs of all of them would stay in
-    the first, had it not to share that: of the loops around, the innermost chooses columns. `inside`: those over rows, columns and depth.
+def _rhs_streams(schedule: Schedule, contraction: Contraction, inside: tuple[str, str, str], target: Target) -> bool:
+    """Whether the rhs of blocks of tiles that share rows comes from the second-level cache, while the lhs of all of them would stay in the
+    first, had it not to share that. `inside`: the loops of a block over rows, columns and depth.
 
     Measured on an Emerald Rapids: sums of 1024 bytes take 0.75 of the time, of 768 0.93; where another thread shares the core, which
     leaves few registers to rename tiles to, 1.1 and 1.15, as loads take longer then.
     """
-    contraction, loops = contraction_of(schedule, total.name), list(schedule.loops_of(total.name))
-    around = [loop for loop in loops[: loops.index(total.anchor) + 1] if extent_value(schedule, loop) != 1]
-    extents = [extent_value(schedule, loop) for loop in inside]
-    if not around or None in extents or not driving_loops(contraction.info, around[-1:], contraction.columns):
+    rows, columns, depth = (extent_value(schedule, loop) for loop in inside)
+    if rows is None or columns is None or depth is None:
         return False
-    rows, columns, depth = (extent or 0 for extent in extents)
-    target, size = total.product.target, depth * dot.lhs.size_bytes
+    size = depth * contraction.lhs.dtype.size_bytes
     stays = rows * size <= NEAR_PART * target.l1_bytes and buffer_bytes(contraction.rhs.buffer) <= NEAR_RHS_OF_L2 * target.l2_bytes
     return stays and (rows + columns) * size > target.l1_bytes
 
