@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
+from tc.frontend.onnx.assumptions import assume_large_enough
 from tc.frontend.onnx.control_flow import dims_bound_in
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, no_run_passes, onnx_op
 from tc.frontend.onnx.run_time_axes import axes_from_data, count_of, vector, with_axes, without_axes
@@ -14,7 +16,7 @@ from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue, StringsValue, constant_value, elements_value, size_value
 from tc.ir import dtype as dtypes
-from tc.ir.arith import prove, simplify
+from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64, u64
 from tc.ir.expr import Const, Expr, Mul, Var, ceildiv, const, equal, floordiv, is_const, maximum, minimum
 from tc.ir.node import walk
@@ -161,25 +163,51 @@ def _reshaped(n: NodeContext, source: Sequence[Expr], target: list[Expr], allow_
             dims.append(source[d])
         else:
             dims.append(dim)
-    if not allow_zero and prove(equal(product(tuple(source)), product(tuple(dims))), n.facts) is not True:
-        dims = _copied_where_zero(n, source, dims)
-    if inferred is not None:
-        dims[inferred] = _remaining(n, source, dims)
+    if inferred is None:
+        return tuple(dims if allow_zero or _is_shape_of(n, source, dims) else _copied_where_zero(n, source, dims))
+    whole = [*dims[:inferred], _remaining(n, source, dims), *dims[inferred + 1 :]]
+    if allow_zero or _is_shape_of(n, source, whole):
+        return tuple(whole)
+    dims = _copied_where_zero(n, source, dims)
+    dims[inferred] = _remaining(n, source, dims)
     return tuple(dims)
 
 
+def _is_shape_of(n: NodeContext, source: Sequence[Expr], dims: Sequence[Expr]) -> bool:
+    """Whether there are as many elements in both whatever the dims: a 0 among these is then a size like any other."""
+    return prove(equal(product(tuple(source)), product(tuple(dims))), n.facts) is True
+
+
 def _copied_where_zero(n: NodeContext, source: Sequence[Expr], dims: list[Expr]) -> list[Expr]:
-    """Sizes that operators find in data, of tensors that are not empty where these are 0: a 0 takes the dim of the input."""
+    """Sizes with the dim of the input in the place of those that are 0 when the model runs. The program may be one for dims of inputs with
+    which none is; a 0 that operators find in data is itself where the input is empty by it."""
     factors = [set(walk(dim)) for dim in source]
     from_data: set[Var] | None = None
     for d, dim in enumerate(dims[: len(source)]):
-        if is_const(dim) or any(dim in each for each in factors) or prove(dim > 0, n.facts) is True:
+        if is_const(dim) or _is_zero_with(source[d], dim, n.facts):
             continue
         if from_data is None:
             from_data = dims_bound_in(n.graph.builder)
         if any(node in from_data for node in walk(dim)):
+            if any(dim in each for each in factors):
+                continue
+        else:
+            assume_large_enough(n.graph.builder, n.graph.shared, dim, partial(_is_above_zero, dim), n.span)
+        if not _is_above_zero(dim, n.facts):
             dims[d] = dim + source[d] * (1 - minimum(dim, 1))
     return dims
+
+
+def _is_zero_with(source: Expr, dim: Expr, facts: Facts) -> bool:
+    """Whether `source` is 0 wherever `dim` is: all its other factors are above 0."""
+    others = _factors(dim)
+    if source in others:
+        others.remove(source)
+    return all(_is_above_zero(factor, facts) for factor in others)
+
+
+def _is_above_zero(dim: Expr, facts: Facts) -> bool:
+    return prove(dim > 0, facts) is True
 
 
 def _remaining(n: NodeContext, source: Sequence[Expr], dims: Sequence[Expr]) -> Expr:
