@@ -156,6 +156,9 @@ CASES: dict[str, tuple[str, Build]] = {
     "QLinearGlobalAveragePool": (MS, of_one(2, 3, 4, 5, channels_last=0)),
     "QLinearGlobalAveragePool, channels last": (MS, of_one(2, 4, 5, 3, channels_last=1)),
     "QLinearAveragePool": (MS, of_one(2, 3, 6, 5, **WINDOW)),
+    "QLinearAveragePool of whole windows": (MS, of_one(2, 3, 6, 5, **WINDOW, ceil_mode=1, count_include_pad=1)),
+    "QLinearAveragePool that sticks out": (MS, of_one(1, 2, 7, 8, kernel_shape=[3, 3], strides=[3, 3], ceil_mode=1, count_include_pad=1)),
+    "QLinearAveragePool, channels last": (MS, of_one(2, 6, 5, 3, **WINDOW, ceil_mode=1, count_include_pad=1, channels_last=1)),
     "QLinearConcat": (MS, lambda o: ([o.scale(), o.zero(), *o.tensor(2, 3), *o.tensor(2, 1), *o.tensor(2, 4)], {"axis": 1})),
     "QLinearWhere": (MS, where),
     "QGemm": (MS, qgemm),
@@ -216,6 +219,24 @@ def _session(model: Any) -> onnxruntime.InferenceSession:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+# They were sums of rounded numbers, so that some ties went the other way.
+@pytest.mark.parametrize("dtype", [U8, S8])
+@pytest.mark.parametrize(("shape", "channels_last"), [((6, 7, 6, 6), 0), ((4, 7, 2, 5), 1)])
+def test_means_of_images_are_onnxruntimes(shape: tuple[int, ...], channels_last: int, dtype: type) -> None:
+    rng, info = np.random.default_rng(7), np.iinfo(dtype)
+    constants = {"xs": F32(0.1), "xz": dtype(3), "ys": F32(0.1), "yz": dtype(info.min)}
+    made = node("QLinearGlobalAveragePool", "x xs xz ys yz", "y", domain=MS, channels_last=channels_last)
+    sizes = (shape, [f"d{k}" for k in range(len(shape))])
+    fixed, symbolic = (make_model([made], {"x": (dtype, dims)}, ["y"], constants, domains=[(MS, 1)]) for dims in sizes)
+    session, modules = _session(fixed), [tc.compile(model) for model in (fixed, symbolic)]
+
+    for _ in range(8):
+        x = rng.integers(info.min, info.max + 1, shape).astype(dtype)
+        (expected,) = session.run(None, {"x": x})
+        for module in modules:
+            np.testing.assert_array_equal(module(x), expected)
 
 
 @pytest.mark.parametrize("axes", [[1, -1], None])

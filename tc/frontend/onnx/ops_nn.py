@@ -17,6 +17,7 @@ from tc.ir.types import product
 from tc.ops.common import require_equal
 from tc.ops.norm import require_divided
 from tc.ops.registry import require
+from tc.ops.window import Window, output_dim
 
 _MAX_SPACE = 3
 
@@ -211,12 +212,26 @@ def _lowest(dtype: DType) -> int | float:
     return -math.inf if dtype.is_float else int_range(dtype)[0]
 
 
-def pool(op: str, n: NodeContext, x: ModelValue, **attrs: bool | int) -> ModelValue:
-    """A pool with the node's window."""
+def _covering(x: ModelValue, pads: Sequence[Expr], window: Window) -> list[Expr]:
+    """The padding with as much at the ends as the last windows reach beyond it where `ceil_mode` takes these."""
+    rank = len(window.kernel)
+    ends = []
+    for d, dim in enumerate(x.shape[2:]):
+        needed = (output_dim(dim, window, d, True) - 1) * window.strides[d] + window.reach(d) - (dim + window.begin[d])
+        ends.append(simplify(maximum(needed, window.end[d])))
+    return [*pads[:rank], *ends]
+
+
+def pool(op: str, n: NodeContext, x: ModelValue, *, overhang_is_padding: bool = False, **attrs: bool | int) -> ModelValue:
+    """A pool with the node's window. overhang_is_padding: so is what windows of `ceil_mode` reach beyond it."""
     rank = _space(n, x)
     kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     pads = _window_pads(n, x, kernel, strides, dilations, cuts=True)
+    ceil_mode = bool(n.attr("ceil_mode", 0))
+    if ceil_mode and overhang_is_padding and all(isinstance(p, Const) for p in pads):
+        begin, end = (tuple(int(p) for p in part) for part in (pads[:rank], pads[rank:]))
+        pads, ceil_mode = _covering(x, pads, Window(tuple(kernel), tuple(strides), begin, end, tuple(dilations))), False
     if not all(isinstance(p, Const) for p in pads):
         if op == "max_pool":
             x, pads = _fixed(n, x, pads, n.const(_lowest(x.dtype), x.dtype))
@@ -238,7 +253,7 @@ def pool(op: str, n: NodeContext, x: ModelValue, **attrs: bool | int) -> ModelVa
         strides=tuple(strides),
         pads=tuple(int(p) for p in pads),
         dilations=tuple(dilations),
-        ceil_mode=bool(n.attr("ceil_mode", 0)),
+        ceil_mode=ceil_mode,
         clip=_may_be_short(n, x, window),
         **attrs,
     )

@@ -25,7 +25,7 @@ from tc.frontend.onnx.quantized import (
     with_term,
 )
 from tc.frontend.onnx.tensors import dtype_of
-from tc.frontend.onnx.values import ModelValue
+from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.dtype import f32, i32, u8
 from tc.ir.expr import const, is_const
 from tc.ir.types import product
@@ -235,7 +235,8 @@ def _of_one(n: NodeContext, real: ModelValue) -> ModelValue:
 
 @onnx_op("QLinearSoftmax", domain=_DOMAIN)
 def import_qlinear_softmax(n: NodeContext) -> NodeResult:
-    """Over one axis, or before opset 13 over all from it on."""
+    """Over one axis, or before opset 13 over all from it on. Rounded as what is between DequantizeLinear and QuantizeLinear: onnxruntime's
+    kernel multiplies by the inverse of the result's scale rounded down, which its optimizer puts into files that do not say so."""
     x = _first(n)
     axis = n.attr("axis", -1) % max(x.rank, 1)
     if n.attr("opset", 13) >= 13:
@@ -256,8 +257,14 @@ def _as_given(n: NodeContext, x: ModelValue) -> ModelValue:
 
 @onnx_op("QLinearGlobalAveragePool", domain=_DOMAIN)
 def import_qlinear_global_average_pool(n: NodeContext) -> NodeResult:
-    x = _channels_first(n, _first(n))
-    return _of_one(n, _as_given(n, n.call("mean", x, axes=tuple(range(2, x.rank)), keepdims=True)))
+    """Sums of integers, times how many steps of the result one of them is: no tie is broken by the rounding of a term."""
+    x, axes = n.cast(_channels_first(n, n.value(0)), i32), tuple(range(2, n.value(0).rank))
+    if n.optional(2) is not None:
+        x = n.call("sub", x, n.cast(scalar(n, n.value(2)), i32))
+    count = n.cast(size_value(product(x.shape[2:])), f32)
+    steps = n.call("div", _number(n, n.value(1)), n.call("mul", _number(n, n.value(3)), count))
+    total = n.cast(n.call("sum", x, axes=axes, keepdims=True), f32)
+    return quantized(n, _as_given(n, n.call("mul", total, steps)), n.const(1, f32), n.optional(4), n.value(0).dtype)
 
 
 @onnx_op("QLinearReduceMean", domain=_DOMAIN)
@@ -277,8 +284,9 @@ def import_nhwc_max_pool(n: NodeContext) -> NodeResult:
 
 @onnx_op("QLinearAveragePool", domain=_DOMAIN)
 def import_qlinear_average_pool(n: NodeContext) -> NodeResult:
-    x = _channels_first(n, _first(n))
-    mean = _as_given(n, pool("avg_pool", n, x, count_include_pad=bool(n.attr("count_include_pad", 0))))
+    """Where padding counts, windows are whole ones everywhere, unlike those of AveragePool."""
+    x, counts = _channels_first(n, _first(n)), bool(n.attr("count_include_pad", 0))
+    mean = _as_given(n, pool("avg_pool", n, x, count_include_pad=counts, overhang_is_padding=counts))
     return _rounded(n, n.call("add", n.call("div", mean, _number(n, n.value(3))), _zero_of(n, 4)))
 
 
