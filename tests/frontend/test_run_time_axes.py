@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tc
-from tc.errors import TcError
+from tc.errors import ShapeError, TcError
 from tests.frontend.models import make_model, node, run_onnxruntime
 
 NUMPY = {"ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMean": np.mean, "ReduceL2": lambda x, **k: np.sqrt(np.sum(x * x, **k))}
@@ -124,6 +124,17 @@ def test_a_step_of_zero_from_data_is_an_error() -> None:
 
     with pytest.raises(TcError, match="step"):
         tc.compile(model)(np.ones(4, np.float32), zero, np.array([3]), zero, zero)
+
+
+# More ends or steps than starts were passed over.
+@pytest.mark.parametrize("more", ["starts", "ends", "axes", "steps"])
+def test_a_slice_of_axes_from_data_has_as_many_of_each(more: str) -> None:
+    counts = {name: 2 if name == more else 1 for name in ("starts", "ends", "axes", "steps")}
+    inputs = {"x": (np.float32, [4, "m"]), **{name: (np.int64, [count]) for name, count in counts.items()}}
+    model = make_model([node("Slice", "x starts ends axes steps", "y")], inputs, ["y"])
+
+    with pytest.raises(ShapeError, match=rf"Slice: there must be as many of each, found .*2 {more}.*TC1050"):
+        tc.compile(model)
 
 
 def test_diagonals_from_data() -> None:

@@ -70,7 +70,11 @@ def _bounds_of_all(n: NodeContext, x: ModelValue, bounds: Sequence[ModelValue]) 
 
 def _slice_axes_by_data(n: NodeContext, x: ModelValue) -> ModelValue:
     """A slice whose axes or steps are data: starts, ends and steps of all axes, those of axes that are not named as they do nothing."""
-    count = max(count_of(n, k, "bounds") for k in (1, 2, 3, 4) if n.optional(k) is not None)
+    names = ("starts", "ends", "axes", "steps")
+    counts = {name: count_of(n, k, name) for k, name in enumerate(names, 1) if n.optional(k) is not None}
+    count = counts["starts"]
+    if any(other != count for other in counts.values()):
+        raise ShapeError(f"Slice: there must be as many of each, found {', '.join(f'{k} {name}' for name, k in counts.items())}")
     named = n.optional(3) if n.optional(3) is not None else n.const(np.arange(count), i64)
     dims, zero, one = vector(x.shape), n.const(0, i64), n.const(1, i64)
 
