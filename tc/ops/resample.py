@@ -2,6 +2,7 @@
 
 `resize_taps` makes the tables, `resize_axis` adds up. Unlike `resize` the number of elements is free, as it must be where an axis shrinks
 and none may be passed over (antialiasing), weights may leave out what lies outside, and places may be those of a region that is cut out.
+Places and weights are of one `dtype`: f32 as in ONNX, f64 for weights of doubles.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _FAR = float(1 << 30)
 
 
 def kernel(mode: str, distance: Any, a: float) -> Any:
-    """How much an element at a distance counts (cubic: Keys, 1981). Works on numpy arrays and on expressions."""
+    """How much an element at a distance counts (cubic: Keys, 1981). Works on numpy arrays and on expressions, in numbers of theirs."""
     is_expr = isinstance(distance, Expr)
     d = call("abs", distance) if is_expr else np.abs(distance)
     if mode == "linear":
-        return maximum(d * -1.0 + 1.0, const(0.0, f32)) if is_expr else np.maximum(d * np.float32(-1) + np.float32(1), np.float32(0))
-    number = float if is_expr else np.float32
+        return maximum(d * -1.0 + 1.0, const(0.0, d.dtype)) if is_expr else np.maximum(1 - d, 0)
+    number = float if is_expr else d.dtype.type
     near = ((number(a + 2) * d - number(a + 3)) * d * d) + number(1.0)
     far = ((d - number(5.0)) * d + number(8.0)) * d * number(a) - number(4.0 * a)
     if is_expr:
-        return select(d <= 1.0, near, select(d < 2.0, far, const(0.0, f32)))
-    return np.where(d <= 1, near, np.where(d < 2, far, np.float32(0)))
+        return select(d <= 1.0, near, select(d < 2.0, far, const(0.0, d.dtype)))
+    return np.where(d <= 1, near, np.where(d < 2, far, number(0)))
 
 
 def _infer_taps(types: Types, attrs: Attrs) -> tuple[TensorType, TensorType]:
@@ -56,7 +57,7 @@ def _infer_taps(types: Types, attrs: Attrs) -> tuple[TensorType, TensorType]:
             require_equal(type_.shape[0], const(count), f"resize: dim 0 of the {what} of an axis")
     before, size, half = exprs((attrs.before, attrs.size, attrs.half))
     require(logical_or(before >= 1, size <= 0), f"resize: a dim is {before}, of which nothing can be {size}")
-    return TensorType((size,), i64), TensorType((size, half * 2 if attrs.mode != "nearest" else const(1)), f32)
+    return TensorType((size,), i64), TensorType((size, half * 2 if attrs.mode != "nearest" else const(1)), attrs.dtype)
 
 
 def _place(at: Any, attrs: Attrs, before: Any, size: Any, scale: Any, region: Any, to_float: Any) -> Any:
@@ -76,33 +77,34 @@ def _place(at: Any, attrs: Attrs, before: Any, size: Any, scale: Any, region: An
 def _compute_taps(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> tuple[Tensor, Tensor]:
     factor, roi = (*tensors, None, None)[:2]
     before, size, half = exprs((attrs.before, attrs.size, attrs.half))
+    kind = attrs.dtype
 
     def to_float(value: Any) -> Any:
-        return cast(value, f32) if isinstance(value, Expr) else const(float(value), f32)
+        return cast(value, kind) if isinstance(value, Expr) else const(float(value), kind)
 
-    scale = attrs.scale if factor is None else cast(factor[const(0)], f32)
-    region = None if roi is None else tuple(cast(roi[const(k)], f32) for k in (0, 1))
+    scale = attrs.scale if factor is None else cast(factor[const(0)], kind)
+    region = None if roi is None else tuple(cast(roi[const(k)], kind) for k in (0, 1))
 
     def place(o: Expr) -> Expr:
         size_out = int(size) if is_const(size) else size
-        found = _place(cast(o, f32), attrs, before, size_out, scale, region, to_float)
-        return minimum(maximum(found, const(-_FAR, f32)), const(_FAR, f32))
+        found = _place(cast(o, kind), attrs, before, size_out, scale, region, to_float)
+        return minimum(maximum(found, const(-_FAR, kind)), const(_FAR, kind))
 
     places = te.compute((size,), place, "place")
     if attrs.mode == "nearest":
         start = te.compute((size,), lambda o: cast(nearest(places[o], attrs.nearest_mode, scale), i64), "start")
-        weights = te.compute(types[1].shape, lambda o, k: const(1.0, f32), "weight")
+        weights = te.compute(types[1].shape, lambda o, k: const(1.0, kind), "weight")
     else:
         shrink = _shrink(attrs, before, size, scale, to_float)
         start = te.compute((size,), lambda o: cast(call("floor", places[o]), i64) + (const(1) - half), "start")
 
         def raw_weight(o: Expr, k: Expr) -> Expr:
-            away = cast(k + (const(1) - half), f32) - (places[o] - call("floor", places[o]))
+            away = cast(k + (const(1) - half), kind) - (places[o] - call("floor", places[o]))
             found = kernel(attrs.mode, away if shrink is None else away * shrink, attrs.cubic_coeff_a)
             if not attrs.exclude_outside:
                 return found
             index = start[o] + k
-            return select(logical_and(index >= 0, index < before), found, const(0.0, f32))
+            return select(logical_and(index >= 0, index < before), found, const(0.0, kind))
 
         weights = te.compute(types[1].shape, raw_weight, "raw_weight")
         if attrs.antialias or attrs.exclude_outside:
@@ -113,7 +115,7 @@ def _compute_taps(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -
         return start, weights
 
     def held(o: Expr) -> Expr:
-        inside = logical_and(places[o] >= 0.0, places[o] <= cast(before - 1, f32))
+        inside = logical_and(places[o] >= 0.0, places[o] <= cast(before - 1, kind))
         return select(inside, start[o], const(NOWHERE))
 
     return te.compute((size,), held, "held"), weights
@@ -124,32 +126,33 @@ def _shrink(attrs: Attrs, before: Any, size: Any, scale: Any, to_float: Any) -> 
     if not attrs.antialias:
         return None
     ratio = to_float(size) / to_float(before) if scale is None else to_float(scale)
-    return minimum(ratio, to_float(1)) if isinstance(ratio, Expr) else np.minimum(ratio, np.float32(1))
+    return minimum(ratio, to_float(1)) if isinstance(ratio, Expr) else np.minimum(ratio, to_float(1))
 
 
 def _run_taps(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, np.ndarray]:
     factor, roi = (*arrays, None, None)[:2]
     before, size, half = int(attrs.before), int(attrs.size), int(attrs.half)
-    scale = attrs.scale if factor is None else np.float32(factor[0])
-    region = None if roi is None else tuple(roi.astype(np.float32))
+    kind = attrs.dtype.numpy.type
+    scale = attrs.scale if factor is None else kind(factor[0])
+    region = None if roi is None else tuple(roi.astype(kind))
     with np.errstate(all="ignore"):
-        at = np.arange(size, dtype=np.float32)
-        places = np.asarray(_place(at, attrs, before, size, scale, region, np.float32)).astype(np.float32).clip(-_FAR, _FAR)
-        inside = (places >= 0) & (places <= np.float32(before - 1))
+        at = np.arange(size, dtype=kind)
+        places = np.asarray(_place(at, attrs, before, size, scale, region, kind)).astype(kind).clip(-_FAR, _FAR)
+        inside = (places >= 0) & (places <= kind(before - 1))
         base = np.floor(places)
         if attrs.mode == "nearest":
-            start, weights = np_nearest(np.nan_to_num(places), attrs.nearest_mode, scale), np.ones((size, 1), np.float32)
+            start, weights = np_nearest(np.nan_to_num(places), attrs.nearest_mode, scale), np.ones((size, 1), kind)
         else:
             start = np.nan_to_num(base).astype(np.int64) + (1 - half)
-            away = np.arange(1 - half, half + 1, dtype=np.float32) - (places - base)[:, None]
-            shrink = _shrink(attrs, before, size, scale, np.float32)
+            away = np.arange(1 - half, half + 1, dtype=kind) - (places - base)[:, None]
+            shrink = _shrink(attrs, before, size, scale, kind)
             weights = kernel(attrs.mode, away if shrink is None else away * shrink, attrs.cubic_coeff_a)
             if attrs.exclude_outside:
                 index = start[:, None] + np.arange(2 * half)
-                weights = np.where((index >= 0) & (index < before), weights, np.float32(0))
+                weights = np.where((index >= 0) & (index < before), weights, kind(0))
             if attrs.antialias or attrs.exclude_outside:
                 weights = weights / weights.astype(np.float64).sum(1, keepdims=True)
-    return start if region is None else np.where(inside, start, NOWHERE), weights.astype(np.float32)
+    return start if region is None else np.where(inside, start, NOWHERE), weights.astype(kind)
 
 
 def _tap_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -160,6 +163,7 @@ def _tap_samples(rng: np.random.Generator) -> Iterator[Sample]:
             for exclude in (False, True):
                 sizes = {"before": before, "size": size, "half": half, "scale": scale}
                 yield [], {**sizes, "mode": mode, "antialias": True, "exclude_outside": exclude}
+        yield [], {"before": 9, "size": 4, "half": 3 * REACH[mode], "scale": None, "mode": mode, "antialias": True, "dtype": f64}
         yield [np.array([0.5], np.float32)], {"before": 8, "size": 4, "half": 2 * REACH[mode], "mode": mode, "antialias": True}
     yield [], {"before": 5, "size": 8, "half": 2, "scale": None, "mode": "cubic", "exclude_outside": True, "coordinate_mode": "asymmetric"}
     for size in (1, 6):
@@ -187,6 +191,7 @@ register(
             "cubic_coeff_a": -0.75,
             "antialias": False,
             "exclude_outside": False,
+            "dtype": f32,
         },
         apart=True,
         samples=_tap_samples,

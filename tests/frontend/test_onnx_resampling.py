@@ -149,3 +149,17 @@ def test_corners_that_fall_on_elements_are_these(rounding: str) -> None:
             places = {"floor": np.floor, "ceil": np.ceil, "round_prefer_floor": lambda x: np.ceil(x - 0.5)}[rounding](exact).astype(int)
 
             np.testing.assert_array_equal(*compiled(model).run(feed).values(), feed["x"][..., places])
+
+
+# Weights were of f32: doubles lost half of their digits.
+@pytest.mark.parametrize("sizes", [(5, 4), (12, 20), (1, 11)])
+@pytest.mark.parametrize(("mode", "attrs"), [("linear", {"antialias": 1}), ("cubic", {"antialias": 1}), ("cubic", {"exclude_outside": 1})])
+def test_doubles_keep_their_digits(mode: str, attrs: dict[str, int], sizes: tuple[int, int], rng: np.random.Generator) -> None:
+    shape = (1, 2, 9, 11)
+    model = make_model([node("Resize", "x - - s", "y", mode=mode, **attrs)], {"x": (np.float64, shape)}, ["y"],
+                       {"s": np.array([1, 2, *sizes])}, opset=19)  # fmt: skip
+    module, x = tc.compile(model), rng.standard_normal(shape)
+
+    np.testing.assert_allclose(module(np.full(shape, 1 / 3)), np.full((1, 2, *sizes), 1 / 3), rtol=1e-14)
+    if mode == "linear":  # the coefficients of cubic resizing are of f32 in the evaluator
+        np.testing.assert_allclose(module(x), ReferenceEvaluator(model).run(None, {"x": x})[0], rtol=1e-12, atol=1e-13)

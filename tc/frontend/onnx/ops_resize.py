@@ -14,7 +14,7 @@ from tc.frontend.onnx.run_time_axes import bound, count_of, vector
 from tc.frontend.onnx.size_elements import SizeRatio, make_elements
 from tc.frontend.onnx.values import ModelValue, elements_value
 from tc.ir.arith import simplify
-from tc.ir.dtype import f32, i64, int_range
+from tc.ir.dtype import f32, f64, i64, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, floordiv, is_const, maximum, minimum
 from tc.ir.graph import AttrValue
 from tc.ir.types import product
@@ -106,6 +106,7 @@ def import_resize(n: NodeContext) -> NodeResult:
 def _resized_by_tables(n: NodeContext, x: ModelValue, axes: Sequence[int], found: _Targets, attrs: dict[str, AttrValue]) -> ModelValue:
     """One axis after the other, by tables of what each element is made of."""
     dtype, mode, cut = x.dtype, str(attrs["mode"]), attrs["coordinate_mode"] == "tf_crop_and_resize"
+    attrs = {**attrs, "dtype": f64 if dtype is f64 and mode != "nearest" else f32}
     for k, axis in enumerate(axes):
         before, size, scale = x.shape[axis], found.sizes[axis], found.scales[axis]
         region = _region(n, k, len(axes)) if cut else None
