@@ -151,6 +151,9 @@ def _resized_to_one(attrs: Mapping[str, Any], operands: Sequence[Value]) -> bool
     _, _, scales, sizes = (*operands, None, None)[:4]
     lengths = np.array(operands[0].shape)[attrs.get("axes", slice(None))]
     made = sizes if sizes is not None and len(sizes) else np.floor(lengths * scales)
+    if made is sizes and (policy := attrs.get("keep_aspect_ratio_policy", b"stretch")) != b"stretch":
+        ratios = sizes / np.maximum(lengths, 1)
+        made = np.floor(lengths * (ratios.min() if policy == b"not_larger" else ratios.max()) + 0.5)
     return bool(((lengths > 1) & (made == 1)).any())
 
 

@@ -109,3 +109,17 @@ def test_one_element_of_cubic_resizing_is_not_asked(by: str) -> None:
     with pytest.raises(Failed, match="not said"):
         step(node, {"x": x, **size(1)}, {}, OPSET, 8)
     assert step(node, {"x": x, **size(2)}, {}, OPSET, 8).outputs[0].shape == (1, 1, 2, 4)
+
+
+def test_one_element_that_the_aspect_ratio_leaves_of_cubic_resizing_is_not_asked() -> None:
+    """The sizes that are asked for were taken for those that are made."""
+    attrs = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel", "axes": [2, 3]}
+
+    def resized(policy: str, shape: tuple[int, int], sizes: list[int]) -> tuple[int, ...]:
+        node = helper.make_node("Resize", ["x", "", "", "s"], ["y"], keep_aspect_ratio_policy=policy, **attrs)
+        values = {"x": np.ones((1, 1, *shape), np.float32), "s": np.array(sizes)}
+        return step(node, values, {}, OPSET, 8).outputs[0].shape[2:]
+
+    assert resized("not_smaller", (3, 4), [1, 4]) == (3, 4)
+    with pytest.raises(Failed, match="not said"):
+        resized("not_larger", (2, 12), [2, 4])
