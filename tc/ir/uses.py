@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.box_copies import Arrive, CopyBox, SetUpBarrier
+from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Load, Max, Min, Select, Var
 from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall, While
 from tc.ir.node import Located, Node, binders, cached_on_node, children
@@ -53,9 +54,16 @@ def buffers_written(node: Node) -> frozenset[Buffer]:
 
 
 @cached_on_node
+def has_selects(node: Node) -> bool:
+    """Whether anything at or below a node is one of two values, as a condition says."""
+    return isinstance(node, Select) or any(map(has_selects, children(node)))
+
+
+@cached_on_node
 def has_choices(node: Node) -> bool:
-    """Whether anything at or below a node is one of two values."""
-    return isinstance(node, (Select, Max, Min)) or any(map(has_choices, children(node)))
+    """Whether anything at or below a node is one of two values as a condition says, or of two indices the larger or smaller one."""
+    is_one = isinstance(node, Select) or (isinstance(node, (Max, Min)) and node.dtype == i64)
+    return is_one or any(map(has_choices, children(node)))
 
 
 @cached_on_node

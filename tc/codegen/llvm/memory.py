@@ -18,8 +18,7 @@ from tc.ir.arith import prove
 from tc.ir.byte_table import ENTRIES, PERMUTES_BYTES, place_in_table
 from tc.ir.dtype import DType
 from tc.ir.expr import Buffer, Const, Expr, Load, MathCall, is_const, logical_and
-from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs
-from tc.ir.node import walk
+from tc.ir.loop import Alloc, PrimFunc, Store, in_place_inputs, walk_statements
 from tc.target import MOST_SHUFFLED_STRIDE
 
 MOST_STRIDE, MOST_NARROW_STRIDE = 8, 16
@@ -515,7 +514,7 @@ def alias_scopes(module: Module, func: PrimFunc) -> dict[Buffer, str]:
     None overlaps scratch memory, which the bodies of parallel loops know by its address alone, nor does one piece of that another.
     """
     count = len(func.buffers)
-    scratch = [node.buffer for node in walk(func.body) if isinstance(node, Alloc)]
+    scratch = list(dict.fromkeys(node.buffer for node in walk_statements(func.body) if isinstance(node, Alloc)))
     if not 1 < count <= MOST_SCOPES:
         return {}
     first_output = len(func.inputs)

@@ -225,7 +225,9 @@ def _has_convolutions(func: Function) -> bool:
 
 def _convert(func: Function, block: int, rates: Rates) -> Function:
     func = _convert_bodies(func, block, rates)
-    best = min((_plan(func, width, rates) for width in _widths(func, block, rates)), key=lambda plan: plan.seconds)
+    forms = _forms(func, block, rates)
+    plans = (_plan(func, forms if width == block else _forms(func, width, rates), width, rates) for width in _widths(forms, block, rates))
+    best = min(plans, key=lambda plan: plan.seconds)
     return Rewriter(func, best.forms, best.block).run() if best.forms else func
 
 
@@ -238,10 +240,9 @@ class _Plan:
     seconds: float
 
 
-def _plan(func: Function, block: int, rates: Rates) -> _Plan:
+def _plan(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> _Plan:
     """The cheapest assignment of forms, with blocks of one width."""
     facts = Facts.of(func.facts)
-    forms = _forms(func, block, rates)
     if not any(form.op == "conv_blocked" for form in forms.values()):
         return _Plan(block, {}, math.inf)
     chosen, seconds = _choose(func, forms, block, rates, facts)
@@ -259,12 +260,12 @@ def _forms(func: Function, block: int, rates: Rates) -> dict[Binding, BlockedFor
         }
 
 
-def _widths(func: Function, block: int, rates: Rates) -> list[int]:
-    """How wide blocks may be: `block`, and multiples of it where convolutions are products for tile registers, of which channels of a block
-    fill a row; as wide as any may be where others are not."""
+def _widths(forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> list[int]:
+    """How wide blocks may be: `block`, whose forms are given, and multiples of it where convolutions are products for tile registers, of
+    which channels of a block fill a row; as wide as any may be where others are not."""
     if rates.tiles is None or block != rates.tiles.lanes(32):
         return [block]
-    forms = {binding: form for binding, form in _forms(func, block, rates).items() if form.op == "conv_blocked"}
+    forms = {binding: form for binding, form in forms.items() if form.op == "conv_blocked"}
     sizes = [_bytes_of(atoms_of(binding.value)[0]) for binding, form in forms.items() if Form.GROUPED in form.operands]
     widths = widths_for_tiles(block, min(sizes)) if sizes else [block]
     are_all = not any(Form.WEIGHTS in form.operands for form in forms.values())

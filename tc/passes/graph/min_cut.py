@@ -45,26 +45,33 @@ def _source_side(count: int, edges: Sequence[tuple[int, int, int]]) -> list[int]
             ends.append(end)
             left.append(room)
     while True:
-        level = {0: 0}
+        level = [_FAR] * count
+        level[0] = 0
         reached = [0]
         for node in reached:
+            following = level[node] + 1
             for edge in leaving[node]:
-                if left[edge] and ends[edge] not in level:
-                    level[ends[edge]] = level[node] + 1
-                    reached.append(ends[edge])
-        if 1 not in level:
+                end = ends[edge]
+                if left[edge] and level[end] == _FAR:
+                    level[end] = following
+                    reached.append(end)
+        if level[1] == _FAR:
             return reached
         _saturate(level, leaving, ends, left)
 
 
-def _saturate(level: Mapping[int, int], leaving: Sequence[Sequence[int]], ends: Sequence[int], left: list[int]) -> None:
+_FAR = -1
+"""The level of what is not reached."""
+
+
+def _saturate(level: Sequence[int], leaving: Sequence[Sequence[int]], ends: Sequence[int], left: list[int]) -> None:
     """Send flow along paths that lead one level on with every edge, until each of them has a full edge."""
-    tried = [0] * len(leaving)
+    tried, counts = [0] * len(leaving), [len(edges) for edges in leaving]
     path: list[int] = []
     node = 0
     while True:
         if node == 1:
-            flow = min(left[edge] for edge in path)
+            flow = min([left[edge] for edge in path])
             for edge in path:
                 left[edge] -= flow
                 left[edge ^ 1] += flow
@@ -72,18 +79,20 @@ def _saturate(level: Mapping[int, int], leaving: Sequence[Sequence[int]], ends: 
             node = ends[path[full] ^ 1]
             del path[full:]
             continue
-        if tried[node] < len(leaving[node]):
-            edge = leaving[node][tried[node]]
-            if left[edge] and level.get(ends[edge]) == level[node] + 1:
+        edges, following = leaving[node], level[node] + 1
+        for k in range(tried[node], counts[node]):
+            edge = edges[k]
+            if left[edge] and level[ends[edge]] == following:
+                tried[node] = k
                 path.append(edge)
                 node = ends[edge]
-            else:
-                tried[node] += 1
-        elif path:
+                break
+        else:
+            tried[node] = counts[node]
+            if not path:
+                return
             node = ends[path.pop() ^ 1]
             tried[node] += 1
-        else:
-            return
 
 
 def _known_cut(capacities: Mapping[tuple[Any, Any], float], source: Hashable, sink: Hashable) -> float:

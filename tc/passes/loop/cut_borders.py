@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
 
@@ -70,14 +70,15 @@ def _cut(stmt: Stmt, facts: Facts, dims: frozenset[Var], *, at_end: bool = False
 
 
 def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
-    if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop):
+    nodes = list(islice(walk(loop), MOST_NODES))
+    if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop, nodes):
         return _split_first(loop, facts, dims, at_end)
-    if loop.kind is LoopKind.VECTORIZED and _is_gathered(loop) and _is_copy(loop):
+    if loop.kind is LoopKind.VECTORIZED and _is_gathered(loop, nodes) and _is_copy(nodes):
         elements = replace(loop, kind=LoopKind.UNROLLED)
         middle = _middle(elements, facts, dims, 1)
         return loop if middle is None else _split(elements, *middle, facts, dims)
-    saves_gathers = loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and _saves_gathers(loop)
-    if (loop.kind is LoopKind.SERIAL or (loop.kind is LoopKind.UNROLLED and (at_end or saves_gathers))) and _is_copy(loop):
+    saves_gathers = loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and _saves_gathers(nodes)
+    if (loop.kind is LoopKind.SERIAL or (loop.kind is LoopKind.UNROLLED and (at_end or saves_gathers))) and _is_copy(nodes):
         free = [] if at_end else _decided_before(loop)
         if free:
             return If(logical_and(*free), _cut_loop(fresh_binders(_without(loop, free)), facts, dims, at_end), loop)
@@ -88,17 +89,20 @@ def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> St
     return replace(loop, body=_cut(loop.body, facts.with_range(loop.var, loop.extent), dims, at_end=at_end))
 
 
-def _begins_otherwise(loop: For) -> bool:
+def _begins_otherwise(loop: For, nodes: Sequence[Node]) -> bool:
     """Whether a loop reads what it has written so far, but for its first iteration: then what one iteration leaves the next one finds in a
-    register."""
-    nodes = list(islice(walk(loop.body), MOST_NODES))
+    register. `nodes`: the loop's, up to MOST_NODES of them."""
     if len(nodes) == MOST_NODES or reads_memory(loop.extent):
         return False
-    written = {node.buffer for node in nodes if isinstance(node, Store)}
     asks = (node.condition for node in nodes if isinstance(node, Select))
     sides = ((part.lhs, part.rhs) for part in asks if isinstance(part, Eq))
     begins = any((a is loop.var and is_const(b, 0)) or (b is loop.var and is_const(a, 0)) for a, b in sides)
-    return begins and any(isinstance(node, Load) and node.buffer in written for node in nodes)
+    return begins and _reads_back(nodes)
+
+
+def _reads_back(nodes: Sequence[Node]) -> bool:
+    written = {node.buffer for node in nodes if isinstance(node, Store)}
+    return any(isinstance(node, Load) and node.buffer in written for node in nodes)
 
 
 def _split_first(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
@@ -112,33 +116,38 @@ def _split_first(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) ->
     return seq(first, replace(copy, extent=extent, body=_cut(body, inside, dims, at_end=at_end)))
 
 
-def _is_copy(loop: For) -> bool:
-    """Whether all that a loop does is to store what it reads elsewhere, and little code says what."""
-    nodes = list(islice(walk(loop), MOST_NODES))
+def _is_copy(nodes: Sequence[Node]) -> bool:
+    """Whether all that a loop of these nodes does is to store what it reads elsewhere, and little code says what."""
     if len(nodes) == MOST_NODES:
         return False
-    written = {node.buffer for node in nodes if isinstance(node, Store)}
     plain = all(isinstance(node, (For, Seq, Store, If)) for node in nodes if isinstance(node, Stmt))
-    return plain and not any(isinstance(node, Load) and node.buffer in written for node in nodes)
+    return plain and not _reads_back(nodes)
 
 
-def _saves_gathers(loop: For) -> bool:
-    """Whether some vector inside of a loop, of which there is little, is gathered for a choice between places."""
-    nodes = list(islice(walk(loop.body), MOST_NODES))
-    vectors = [node for node in nodes if isinstance(node, For) and node.kind is LoopKind.VECTORIZED]
-    return len(nodes) < MOST_NODES and any(map(_is_gathered, vectors))
+def _saves_gathers(nodes: Sequence[Node]) -> bool:
+    """Whether some vector inside of a loop of these nodes, which are few, is gathered for a choice between places."""
+    if len(nodes) == MOST_NODES or not any(map(_is_of_places, nodes)):
+        return False
+    vectors = (node for node in nodes if isinstance(node, For) and node.kind is LoopKind.VECTORIZED)
+    return any(_is_gathered(vector, islice(walk(vector), MOST_NODES)) for vector in vectors)
 
 
-def _is_gathered(loop: For) -> bool:
-    """Whether a choice between places is made for each lane of a loop over a vector."""
-    choices = [node for node in islice(walk(loop.body), MOST_NODES) if isinstance(node, (Max, Min)) and node.dtype == i64]
-    return any(loop.var in variables(node) for node in choices)
+def _is_gathered(loop: For, nodes: Iterable[Node]) -> bool:
+    """Whether a choice between places, among these nodes, is made for each lane of a loop over a vector."""
+    return any(loop.var in variables(node) for node in nodes if _is_of_places(node))
+
+
+def _is_of_places(node: Node) -> bool:
+    """Whether it chooses between places: indices, of which the larger or the smaller one is taken."""
+    return isinstance(node, (Max, Min)) and node.dtype == i64
 
 
 def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
     """Conditions of choices inside of a loop, one by one, with the extents of the loops inside that are around each."""
 
     def visit(node: Node, inner: dict[Var, Expr]) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
+        if not has_choices(node):
+            return
         if isinstance(node, For):
             inner = {**inner, node.var: node.extent}
         if isinstance(node, (Select, Max, Min)):

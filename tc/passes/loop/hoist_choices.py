@@ -11,7 +11,7 @@ from tc.ir.expr import Const, Expr, Le, Load, Lt, Select, Var, conjuncts, const,
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store
 from tc.ir.node import Node, NodeT, cached_on_node, replace, transform, walk
 from tc.ir.structural import fresh_binders
-from tc.ir.uses import has_choices, variables
+from tc.ir.uses import has_selects, variables
 from tc.passes.manager import loop_pass
 
 MOST_NODES = 300
@@ -42,7 +42,7 @@ def hoist_choices(func: PrimFunc) -> PrimFunc:
 
 
 def _hoist(stmt: Stmt, facts: Facts) -> Stmt:
-    return change_loops(stmt, facts, has_choices, _with_questions)
+    return change_loops(stmt, facts, has_selects, _with_questions)
 
 
 def _with_questions(loop: For, facts: Facts) -> Stmt | None:

@@ -21,17 +21,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
-from tc.ir.arith import Facts, proves
+from tc.ir.arith import Facts, proves, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Const, Expr, Load, Var, const, floormod
+from tc.ir.expr import (
+    Buffer,
+    CompareExpr,
+    Const,
+    Expr,
+    FloorDiv,
+    FloorMod,
+    Load,
+    Max,
+    Min,
+    Var,
+    const,
+    floormod,
+    is_const,
+)
 from tc.ir.hints import NO_HINTS, LoopHints
 from tc.ir.loop import (
     Alloc,
     For,
     If,
     IntrinsicCall,
+    Let,
     LoopKind,
     PrimFunc,
     Seq,
@@ -209,20 +224,29 @@ def _pipelined(loops: list[For], parts: _Parts, facts: Facts) -> Stmt:
     for loop in loops[1:]:
         count = count * loop.extent
     number = Var(loops[-1].var.name, loops[-1].var.dtype)
+    inside = facts.with_range(number, simplify(count - 1, facts))
 
     def at(iteration: Expr, *stmts: Stmt) -> Stmt:
-        return fresh_binders(substitute(seq(*stmts), digits(loops, iteration)))
+        known = inside if number in variables(iteration) else facts
+        return simplify_statement(fresh_binders(substitute(seq(*stmts), digits(loops, iteration))), known)
 
     rows = _rows_of(at(number, parts.after[0]), frozenset().union(*map(buffers_written, parts.stores)))
     products = [part for stmt in parts.products for part in _listed(at(number + 1, stmt))]
-    meanwhile = seq(*_interleaved(products, rows), at(number, *parts.after[1:]), at(number + 1, *parts.stores))
+    meanwhile = seq(*_interleaved(products, rows, inside), at(number, *parts.after[1:]), at(number + 1, *parts.stores))
+    own: dict[Node, Node] = {old: Buffer(old.name, old.shape, old.dtype, old.scope, old.strides) for old in parts.registers}
     whole = seq(
         at(const(0), *parts.before, _in(parts.registers, seq(*parts.products, *parts.stores))),
-        For(number, count - 1, seq(at(number + 1, *parts.before), fresh_binders(_in(parts.registers, meanwhile)))),
+        _repeated(number, simplify(count - 1, facts), seq(at(number + 1, *parts.before), substitute(_in(parts.registers, meanwhile), own))),
         at(count - 1, *parts.after),
     )
-    whole = _in(parts.scratch, whole if proves(count >= 1, facts) else If(count >= 1, whole))
-    return simplify_statement(whole, facts)
+    return _in(parts.scratch, whole if proves(count >= 1, facts) else If(count >= 1, whole))
+
+
+def _repeated(var: Var, count: Expr, body: Stmt, hints: LoopHints = NO_HINTS) -> Stmt:
+    """The body so often, in a loop where it is not once or never."""
+    if is_const(count, 0):
+        return Seq(())
+    return substitute(body, {var: const(0)}) if is_const(count, 1) else For(var, count, body, hints=hints)
 
 
 def _in(buffers: Sequence[Buffer], stmt: Stmt) -> Stmt:
@@ -254,13 +278,34 @@ class _Rows:
     def count(self) -> int:
         return _times(self.loops)
 
-    def some(self, first: Expr, count: int) -> list[Stmt]:
-        """`count` of them from one on, one after the other."""
+    def some(self, first: Expr, count: int, facts: Facts) -> list[Stmt]:
+        """`count` of them from one on, one after the other. Those whose numbers are known share their statements if they can."""
+        if isinstance(first, Const) and self._are_alike:
+            return [self._with_places(first + k) for k in range(count)]
         if count == 0:
             return []
         place = Var("row", i64)
         row = substitute(self.body, digits(self.loops, first + place if count > 1 else first))
-        return [fresh_binders(For(place, const(count), row, LoopKind.UNROLLED) if count > 1 else row)]
+        loop = For(place, const(count), row, LoopKind.UNROLLED) if count > 1 else row
+        return [simplify_statement(fresh_binders(loop), facts)]
+
+    def _with_places(self, number: Expr) -> Stmt:
+        row = self.body
+        for var, place in digits(self.loops, number).items():
+            row = Let(var, place, row)
+        return row
+
+    @cached_property
+    def _are_alike(self) -> bool:
+        """Whether which row it is only says where something lies: nothing is simpler in one than in another."""
+        own = {loop.var for loop in self.loops}
+        return not any(_is_simplified(node) and not own.isdisjoint(variables(node)) for node in walk(self.body))
+
+
+def _is_simplified(node: Node) -> bool:
+    """Whether it may be simpler where more is known of the numbers in it."""
+    compared = isinstance(node, CompareExpr) and node.lhs.dtype == i64
+    return compared or (isinstance(node, (Min, Max, FloorDiv, FloorMod)) and node.dtype == i64)
 
 
 def _rows_of(stmt: Stmt, sums: frozenset[Buffer]) -> _Rows:
@@ -286,42 +331,44 @@ def _is_in_rows(var: Var, stmt: Stmt, sums: frozenset[Buffer]) -> bool:
     return any(isinstance(node, Load) and node.buffer in sums and var in variables(node.indices[-1]) for node in walk(stmt))
 
 
-def _interleaved(products: Sequence[Stmt], rows: _Rows) -> list[Stmt]:
+def _interleaved(products: Sequence[Stmt], rows: _Rows, facts: Facts) -> list[Stmt]:
     """The products with all rows among them, as evenly as an equal number in each iteration of a loop allows; the last after them."""
     stmts: list[Stmt] = []
     total, dots, done = _num_dots(products), 0, 0
     for stmt in products:
         dots += _num_dots([stmt])
         end = rows.count * dots // total
-        among = _among_iterations(stmt, rows, done, end) if isinstance(stmt, For) and end > done else None
-        stmts += among or _among([stmt], rows, const(done), end - done)
+        among = _among_iterations(stmt, rows, done, end, facts) if isinstance(stmt, For) and end > done else None
+        stmts += among or _among([stmt], rows, const(done), end - done, facts)
         done = end
     return stmts
 
 
-def _among_iterations(loop: For, rows: _Rows, first: int, end: int) -> list[Stmt]:
+def _among_iterations(loop: For, rows: _Rows, first: int, end: int, facts: Facts) -> list[Stmt]:
     """A nest of products and the rows from `first` up to `end`: as many in each of its first iterations, of which the last have none."""
     loops, body = _nest(loop)
     steps = _times(loops)
     each = -(-(end - first) // steps)
     full = (end - first) // each
-    step, later = (Var(loop.var.name, loop.var.dtype) for _ in range(2))
     hints = reduce(LoopHints.merged, [each.hints for each in loops])
-    calls, rest = (_listed(substitute(body, digits(loops, number))) for number in (step, later + full))
-    return [
-        For(step, const(full), seq(*_among(calls, rows, step * each + first, each)), hints=hints),
-        *rows.some(const(first + full * each), end - first - full * each),
-        For(later, const(steps - full), seq(*rest), hints=hints),
-    ]
+
+    def iterations(begin: int, count: int, each: int) -> Stmt:
+        step = Var(loop.var.name, loop.var.dtype)
+        number, inside = (step, facts.with_range(step, const(count))) if count > 1 else (const(0), facts)
+        calls = _listed(simplify_statement(substitute(body, digits(loops, number + begin)), inside))
+        return _repeated(step, const(count), seq(*_among(calls, rows, number * each + first, each, inside)), hints)
+
+    rest = rows.some(const(first + full * each), end - first - full * each, facts)
+    return [iterations(0, full, each), *rest, iterations(full, steps - full, 0)]
 
 
-def _among(calls: Sequence[Stmt], rows: _Rows, first: Expr, count: int) -> list[Stmt]:
+def _among(calls: Sequence[Stmt], rows: _Rows, first: Expr, count: int, facts: Facts) -> list[Stmt]:
     """Calls and `count` rows: as many as can be after each product of tiles."""
     stmts: list[Stmt] = []
     total, dots, done = _num_dots(calls), 0, 0
     for call in calls:
         dots += _is_dot(call)
         end = count * dots // max(total, 1)
-        stmts += [call, *rows.some(first + done, end - done)]
+        stmts += [call, *rows.some(first + done, end - done, facts)]
         done = end
     return stmts

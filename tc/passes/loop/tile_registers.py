@@ -91,7 +91,7 @@ def _calls(stmt: Stmt, is_one: Callable[[str], bool]) -> list[IntrinsicCall] | N
             return [stmt] if is_one(name) else None
         case Seq(stmts=stmts):
             parts = (_calls(inner, is_one) for inner in stmts)
-        case For(kind=LoopKind.UNROLLED, var=var, extent=Const(value=count), body=body) if count <= MOST_CALLS:
+        case For(kind=LoopKind.UNROLLED, var=var, extent=Const(value=count), body=body) if count <= MOST_CALLS and has_intrinsic(body):
             parts = (_calls(substitute(body, {var: const(k)}), is_one) for k in range(int(count)))
         case _:
             return None

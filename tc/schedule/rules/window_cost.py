@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -20,6 +21,7 @@ from tc.schedule.rules.matrix_tiles import (
 )
 from tc.target import Target
 from tc.target.machine import machine_of
+from tc.target.table import CoreRates
 
 WHATEVER_ROWS = 0.5
 """The part of the cycles of a product of 16 rows that one takes whatever its rows are. Measured on an Emerald Rapids, of random numbers,
@@ -71,7 +73,7 @@ class WindowProduct:
 
     def best_grid(self, target: Target) -> WindowGrid:
         """The grid of the least cycles; of equal ones, the one that loads least."""
-        return min(self.grids(), key=lambda grid: (self.cycles(grid, target), grid[0] * grid[1] + grid[2]))
+        return _best_grid(self, target, machine_of(target))
 
     def best_cycles(self, target: Target) -> float:
         """Of the best grid."""
@@ -129,3 +131,9 @@ class WindowProduct:
         """Whether tiles, whose rates must be known, take fewer cycles than vectors, which sum no more than `part` of the terms."""
         has_rates = machine_of(target).amx_i8_per_cycle > 0 and machine_of(target).amx_bf16_per_cycle > 0
         return has_rates and self.best_cycles(target) < part * self.cycles_on_vectors(target)
+
+
+@lru_cache(maxsize=512)
+def _best_grid(product: WindowProduct, target: Target, machine: CoreRates) -> WindowGrid:
+    """`best_grid`, remembered: passes ask for the same convolutions again and again. `machine`: the rates that cycles are counted by."""
+    return min(product.grids(), key=lambda grid: (product.cycles(grid, target), grid[0] * grid[1] + grid[2]))
