@@ -14,7 +14,7 @@ from tc.ir.dtype import from_numpy, i64
 from tc.ir.expr import Expr, Select, cast, const, is_const, logical_and, maximum, minimum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import Arrays, Tensors, Types, operand, sum_dtype, unravel, wide
+from tc.ops.common import Arrays, Tensors, Types, ints, operand, sum_dtype, unravel, wide
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register
 from tc.ops.window import Window, int_window, numpy_windows, output_dim, pad_stage, taps, window_of
 from tc.te import Tensor
@@ -93,15 +93,17 @@ def _compute_max_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType
 def _padded_windows(x: np.ndarray, attrs: Attrs, fill: Any, op: str) -> tuple[np.ndarray, Window, list[int]]:
     rank = x.ndim - 2
     window = int_window(attrs, attrs.kernel, rank, op)
+    begin, end_pads = ints(window.begin), ints(window.end)
     counts, widths = [], []
     for d in range(rank):
         count = int(_pool_dim(const(x.shape[2 + d]), window, d, attrs))
         needed = max(count - 1, 0) * window.strides[d] + int(window.reach(d))  # a window fits, even if none is taken
-        end = max(needed - x.shape[2 + d] - window.begin[d], window.end[d])
+        end = max(needed - x.shape[2 + d] - begin[d], end_pads[d])
         counts.append(count)
-        widths.append((window.begin[d], end))
-    padded = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
-    return numpy_windows(padded, window, counts), window, counts
+        widths.append((begin[d], end))
+    padded = np.pad(x, [(0, 0), (0, 0), *((max(b, 0), max(e, 0)) for b, e in widths)], constant_values=fill)
+    cut = (slice(max(-b, 0), size - max(-e, 0)) for (b, e), size in zip(widths, padded.shape[2:], strict=True))
+    return numpy_windows(padded[(slice(None), slice(None), *cut)], window, counts), window, counts
 
 
 def _run_max_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:

@@ -352,3 +352,41 @@ def test_groups_that_do_not_divide_the_channels_are_refused(opset: int) -> None:
     with pytest.raises(ShapeError, match="4 groups do not divide"):
         static = {**types, "x": (np.float32, [1, 6, 2])}
         tc.compile(make_model([node("GroupNormalization", "x s b", "y", num_groups=4)], static, ["y"], opset=opset))
+
+
+# -- pools
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 3), (3, 2), (1, 2), (2, 5)])
+def test_places_of_maxima_of_images_of_any_size(auto: str, kernel: int, stride: int) -> None:
+    """Padding that depends on sizes left them to a kernel in Python; elements that it leaves out were refused."""
+    made = node("MaxPool", "x", "y i", kernel_shape=[kernel, kernel], strides=[stride, stride], auto_pad=auto)
+    model = make_model([made], {"x": (F32, ["n", 2, "h", "w"])}, ["y", "i"])
+    assert [report.status for report in tc.inspect(model).nodes] == ["native"]
+    lowest = np.full((1, 2, 3, 5), -np.inf, F32)
+
+    for x in (normal(1, 2, 7, 8), normal(2, 2, 1, 1), normal(1, 2, 3, 9), lowest):
+        check_all(model, {"x": x})
+
+
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+def test_pools_of_four_spatial_axes(ceil_mode: int) -> None:
+    """They were left to ONNX's reference, which has maxima of three. Two pools of two axes each are the same."""
+    kernel, strides, pads = [2, 3, 1, 2], [2, 2, 1, 3], [1, 1, 0, 0, 0, 1, 0, 1]
+    attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads, "ceil_mode": ceil_mode}
+    model = make_model([node("MaxPool", "x", "y", **attrs)], {"x": (F32, ["n", "c", "a", "b", "d", "e"])}, ["y"])
+    pairs = [
+        make_model([node("MaxPool", "x", "y", kernel_shape=kernel[k : k + 2], strides=strides[k : k + 2],
+                         pads=pads[k : k + 2] + pads[k + 4 : k + 6], ceil_mode=ceil_mode)], {"x": (F32, ["n", "c", "h", "w"])}, ["y"])
+        for k in (0, 2)
+    ]  # fmt: skip
+    assert [report.status for report in tc.inspect(model).nodes] == ["native"]
+
+    for shape in ((1, 2, 5, 4, 3, 6), (2, 1, 2, 3, 1, 2)):
+        x = normal(*shape)
+        (last,) = run_onnxruntime(pairs[1], {"x": x.reshape(-1, 1, *shape[4:])})
+        swapped = np.moveaxis(last.reshape(*shape[:4], *last.shape[2:]), (2, 3), (4, 5))
+        (first,) = run_onnxruntime(pairs[0], {"x": swapped.reshape(-1, 1, *shape[2:4])})
+        expected = np.moveaxis(first.reshape(*swapped.shape[:4], *first.shape[2:]), (4, 5), (2, 3))
+        check_all(model, {"x": x}, [np.ascontiguousarray(expected)])

@@ -22,11 +22,16 @@ from tc.ops.window import Window, output_dim
 _MAX_SPACE = 3
 
 
-def _space(n: NodeContext, x: ModelValue) -> int:
+def _any_space(n: NodeContext, x: ModelValue) -> int:
     """The number of spatial axes of [n, c, *space]."""
     if x.rank < 3:
         raise ShapeError(f"{n.op_type}: the input must be [n, c, *space], found {x.type}")
-    if x.rank - 2 > _MAX_SPACE:
+    return x.rank - 2
+
+
+def _space(n: NodeContext, x: ModelValue) -> int:
+    """The same, of a convolution."""
+    if _any_space(n, x) > _MAX_SPACE:
         supported = f"up to {_MAX_SPACE}"
         raise UnsupportedError(f"{n.op_type} over {x.rank - 2} spatial axes", code="TC1014", supported=supported)
     return x.rank - 2
@@ -224,7 +229,7 @@ def _covering(x: ModelValue, pads: Sequence[Expr], window: Window) -> list[Expr]
 
 def pool(op: str, n: NodeContext, x: ModelValue, *, overhang_is_padding: bool = False, **attrs: bool | int) -> ModelValue:
     """A pool with the node's window. overhang_is_padding: so is what windows of `ceil_mode` reach beyond it."""
-    rank = _space(n, x)
+    rank = _any_space(n, x)
     kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     pads = _window_pads(n, x, kernel, strides, dilations, cuts=True)
@@ -264,19 +269,19 @@ def import_max_pool(n: NodeContext) -> NodeResult:
     if not n.has_output(1):
         return pool("max_pool", n, n.value(0))
     x = n.value(0)
-    rank = _space(n, x)
+    rank = _any_space(n, x)
     kernel = _kernel(n, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
-    x, pads = _fixed(n, x, _window_pads(n, x, kernel, strides, dilations, cuts=True), None)
-    if x is not n.value(0):
-        raise UnsupportedError("MaxPool with indices, its padding depends on dims", code="TC1015")
-    window = [((kernel[d] - 1) * dilations[d] + 1, strides[d], pads[d] + pads[rank + d]) for d in range(rank)]
+    pads = _window_pads(n, x, kernel, strides, dilations, cuts=True)
+    own = [int(p) for p in pads if isinstance(p, Const)]
+    is_known = len(own) == len(pads)
+    window = [((kernel[d] - 1) * dilations[d] + 1, strides[d], own[d] + own[rank + d]) for d in range(rank)] if is_known else []
     return n.call_many(
         "max_pool_with_indices",
         x,
         kernel=tuple(kernel),
         strides=tuple(strides),
-        pads=pads,
+        pads=tuple(own if is_known else pads),
         dilations=tuple(dilations),
         ceil_mode=bool(n.attr("ceil_mode", 0)),
         clip=_may_be_short(n, x, window),
