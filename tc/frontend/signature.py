@@ -172,7 +172,7 @@ def unpack_value(arrays: Sequence[np.ndarray], kind: str, dtype: str, strings: S
 @dataclass(frozen=True)
 class ValueLayout:
     """An input or output: how it lies in `count` tensors. `kind` is what a packed one is; `dtype` that of elements, or "string";
-    `labels` are the keys of maps."""
+    `labels` are the keys of maps, `sizes` those that the tensor in an optional must have, None for each that is open."""
 
     name: str
     form: str
@@ -180,6 +180,7 @@ class ValueLayout:
     dtype: str
     kind: str = TENSOR
     labels: tuple[int | str, ...] = ()
+    sizes: tuple[int | None, ...] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -212,7 +213,10 @@ class ValueLayout:
         if self.form == TENSOR:
             return [strings.numbers(value, what)]
         if self.form == PACKED:
-            return pack_value(value, self.kind, self.dtype, strings, what)
+            packed = pack_value(value, self.kind, self.dtype, strings, what)
+            if value is not None and self.sizes is not None:
+                _check_sizes(packed[2].tolist(), self.sizes, what)
+            return packed
         if not isinstance(value, (list, tuple)) or len(value) != self.count:
             found = f"{len(value)} items" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
             raise InputError(f"{what} is {found}, must be a list of {self.count} arrays", code="TC2008")
@@ -228,6 +232,14 @@ class ValueLayout:
         if self.form == LIST:
             return items
         return items[0] if items else None
+
+
+def _check_sizes(found: Sequence[int], wanted: Sequence[int | None], what: str) -> None:
+    if len(found) != len(wanted):
+        raise InputError(f"{what}: rank is {len(found)}, but must be {len(wanted)}", code="TC2003")
+    for axis, (size, want) in enumerate(zip(found, wanted, strict=True)):
+        if want is not None and size != want:
+            raise InputError(f"{what}: dim {axis} is {size}, but must be {want}", code="TC2003")
 
 
 @dataclass(frozen=True)
@@ -270,7 +282,7 @@ class Signature:
 
     def to_json(self) -> list[Any]:
         """For the header of a module file."""
-        parts = [[[p.name, p.form, p.count, p.dtype, p.kind, list(p.labels)] for p in part] for part in (self.inputs, self.outputs)]
+        parts = [[_layout_to_json(layout) for layout in part] for part in (self.inputs, self.outputs)]
         return [*parts, list(self.strings.texts[1:])]
 
 
@@ -279,8 +291,19 @@ def signature_from_json(data: Any) -> Signature | None:
     if data is None:
         return None
     *parts, texts = data
-    inputs, outputs = (tuple(ValueLayout(*item, labels=tuple(labels)) for *item, labels in part) for part in parts)
+    inputs, outputs = (tuple(_layout_from_json(*item) for item in part) for part in parts)
     return Signature(inputs, outputs, StringTable(map(str, texts)))
+
+
+def _layout_to_json(layout: ValueLayout) -> list[Any]:
+    fields = [layout.name, layout.form, layout.count, layout.dtype, layout.kind, list(layout.labels)]
+    return fields if layout.sizes is None else [*fields, list(layout.sizes)]
+
+
+def _layout_from_json(
+    name: str, form: str, count: int, dtype: str, kind: str, labels: list[Any], sizes: list[int | None] | None = None
+) -> ValueLayout:
+    return ValueLayout(name, form, count, dtype, kind, tuple(labels), None if sizes is None else tuple(sizes))
 
 
 def require_numbers(signature: Signature | None, what: str) -> None:

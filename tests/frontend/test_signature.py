@@ -165,6 +165,22 @@ def test_an_optional_tensor(given: np.ndarray | None) -> None:
     same(z, given)
 
 
+# The shape that a file states for what is in an optional was compared with nothing.
+def test_the_tensor_in_an_optional_has_the_shape_of_the_file(tmp_path: Path) -> None:
+    model = parsed("g (optional(float[2, n]) o) => (bool y, optional(float[2, n]) z) { y = OptionalHasElement(o) z = Identity(o) }")
+    model.opset_import[0].version = 18
+    module = tc.compile(model)
+    module.save(tmp_path / "m.tcm")
+
+    for each in (module, tc.load(tmp_path / "m.tcm")):
+        for given in (None, np.ones((2, 3), np.float32), np.ones((2, 0), np.float32)):
+            same(each(given)[1], given)
+        with pytest.raises(InputError, match=r'input "o": dim 0 is 3, but must be 2 \[TC2003\]'):
+            each(np.ones((3, 3), np.float32))
+        with pytest.raises(InputError, match=r'input "o": rank is 1, but must be 2 \[TC2003\]'):
+            each(np.ones(2, np.float32))
+
+
 LOOP16 = """g (int64 n, bool c, optional(seq(float)) o) => (seq(float[]) y) {
     y = Loop(n, c, o) <body = b (int64 i, bool d, optional(seq(float)) s) => (bool e, seq(float) r) {
         e = Identity(d)  has = OptionalHasElement(s)  none = Not(has)

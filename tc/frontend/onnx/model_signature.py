@@ -176,11 +176,18 @@ class ModelInputs:
         for dim in sizes:
             if isinstance(dim, Var) and dim is not length:
                 self.builder.add_fact(DimFact(dim))
-        part = ValueLayout(info.name, PACKED, len(sizes), dtype, kind)
+        part = ValueLayout(info.name, PACKED, len(sizes), dtype, kind, sizes=self._sizes_in_optional(info))
         named_sizes = zip(part.flat_names(), PACKED_NAMES, sizes, strict=True)
         tensors = tuple(self._param(name, TensorType((dim,), element if word == "elements" else i64)) for name, word, dim in named_sizes)
         reason = f"{what}, a {kind} of which only the run says what is in it"
         return part, DeferredValue((), info.name, {info.name: PackedValue(info.type, tensors)}, reason, "", info.name)
+
+    def _sizes_in_optional(self, info: ValueInfoProto) -> tuple[int | None, ...] | None:
+        """The sizes that the file states for the tensor in an optional, None for each that it does not; None where it states no rank."""
+        tensor = info.type.optional_type.elem_type.tensor_type
+        if not info.type.optional_type.elem_type.HasField("tensor_type") or not tensor.HasField("shape"):
+            return None
+        return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in tensor.shape.dim)
 
     def _item(self, info: ValueInfoProto, name: str) -> ModelValue:
         """An item of a sequence: dims that are no numbers are its own."""
