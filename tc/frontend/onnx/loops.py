@@ -13,6 +13,7 @@ from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, cannot
 from tc.frontend.onnx.stored_sequences import StoredForms, form_of, item_rank, only_tensor
 from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, size_value
 from tc.ir.arith import prove, simplify
+from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or, maximum
 from tc.ops.registry import Requirement
 
@@ -189,9 +190,7 @@ def import_scan(n: NodeContext) -> NodeResult:
 
 @onnx_op_before(9, "Scan")
 def import_scan_of_batches(n: NodeContext) -> NodeResult:
-    """Opset 8: every value has a first axis of batches, each of which is scanned by itself."""
-    if n.optional(0) is not None:
-        raise UnsupportedError("Scan of opset 8 with sequence lengths", code="TC1011")
+    """Opset 8: every value has a first axis of batches, each of which is scanned by itself, as far as it is long. Zeros follow."""
     values, num_scanned, body = [n.value(k) for k in range(1, len(n.inputs))], n.attr("num_scan_inputs"), n.attr("body")
     states, scanned = values[: len(values) - num_scanned], values[len(values) - num_scanned :]
     if not scanned:
@@ -204,12 +203,35 @@ def import_scan_of_batches(n: NodeContext) -> NodeResult:
     for value in values:
         if prove(equal(value.shape[0], batches), n.facts) is False:
             raise ShapeError(f"Scan: batches of {batches} and {value.shape[0]}")
+    lengths = _lengths_of_batches(n, batches, length)
 
     def one(c: Calls, b: ModelValue, _: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
         own = [[c.call("gather", value, b, axis=0, in_range=True) for value in group] for group in (states, scanned)]
-        return None, [], _scan(c, body, *own, axes, reverse, length, f"{n.place_here}/body")
+        if lengths is None:
+            return None, [], _scan(c, body, *own, axes, reverse, length, f"{n.place_here}/body")
+        (size,) = c.graph.dims(c.call("gather", lengths, b, axis=0, in_range=True), f"{n.label}.length", n.span)
+        results = _scan(c, body, *own, axes, reverse, size, f"{n.place_here}/body")
+        return None, [], [*results[: len(states)], *(_filled_up(c, value, length) for value in results[len(states) :])]
 
     return bind_loop(n, batches, None, [], one, f"{n.place_here}/batches")
+
+
+def _lengths_of_batches(n: NodeContext, batches: Expr, length: Expr) -> ModelValue | None:
+    """How many items of each batch are scanned, one at least and not more than there are; None for all of them."""
+    given = n.optional(0)
+    if given is None:
+        return None
+    if given.rank != 1 or prove(equal(given.shape[0], batches), n.facts) is False:
+        raise ShapeError(f"Scan: sequence lengths {given.type} of {batches} batches")
+    one = n.const(1, i64)
+    less = n.call("sub", n.call("reshape", n.cast(given, i64), shape=(batches,)), one)
+    return n.call("add", n.call("check_range", less, limit=length, what="sequence length, less 1,"), one)
+
+
+def _filled_up(c: Calls, value: ModelValue, length: Expr) -> ModelValue:
+    """With zeros behind, up to so many items."""
+    none = (const(0),) * (value.rank - 1)
+    return c.call("pad", value, None, pads=(const(0), *none, length - value.shape[0], *none))
 
 
 def _scan(
