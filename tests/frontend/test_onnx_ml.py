@@ -107,6 +107,16 @@ def test_one_hot_encoder() -> None:
     check(ml("OneHotEncoder", [(S, 1)], [F], cats_strings=["a", "é"]), [words("é", "a", "b", "")])
 
 
+# It ran on ONNX's reference, which cannot do without elements.
+def test_one_hot_encoder_of_known_categories_alone() -> None:
+    model = ml("OneHotEncoder", [(I64, 2)], [F], cats_int64s=[3, 1, 7], zeros=0)
+    for x in (np.array([[1, 3, 7], [7, 7, 1]]), np.zeros((0, 2), np.int64), np.zeros((2, 0), np.int64)):
+        check(model, [x])
+
+    with pytest.raises(InputError, match=r"place of a category 3 is out of range.*TC2004"):
+        tc.compile(model)(np.array([[3, 2]]))
+
+
 ENCODERS: dict[str, tuple[list[tuple[int, int]], list[int], dict[str, Any], np.ndarray]] = {
     "strings to integers": ([(S, 1)], [I64], {"keys_strings": ["a", "é", ""], "values_int64s": [5, 7, 9]}, words("é", "b", "a", "", "zz")),
     "strings to floats": ([(S, 2)], [F], {"keys_strings": ["a", "b"], "values_floats": [0.5, 1.5], "default_float": -3.0},

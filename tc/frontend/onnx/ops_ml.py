@@ -129,10 +129,8 @@ def _of_width(n: NodeContext, value: ModelValue, width: int) -> ModelValue:
 
 @onnx_op("OneHotEncoder", domain=DOMAIN)
 def import_one_hot_encoder(n: NodeContext) -> NodeResult:
-    """A last axis of zeros, with a one where the element is the category."""
+    """A last axis of zeros, with a one where the element is the category. Without `zeros`, each element must be of one."""
     given, texts = n.inputs[0], n.attr("cats_strings")
-    if not n.attr("zeros", 1):
-        raise UnsupportedError("OneHotEncoder: elements of no category are an error", code="TC1013")
     if isinstance(given, StringsValue):
         if not texts:
             raise NodeError("OneHotEncoder: strings need cats_strings")
@@ -143,6 +141,11 @@ def import_one_hot_encoder(n: NodeContext) -> NodeResult:
     if not categories.size:
         raise NodeError("OneHotEncoder: there are no categories")
     same = n.call("equal", n.call("unsqueeze", x, axes=(x.rank,)), constant_value(categories))
+    if not n.attr("zeros", 1):
+        places = n.call("where", same, n.const(np.arange(categories.size), i64), n.const(categories.size, i64))
+        first = n.call("min", places, axes=(x.rank,), keepdims=True)
+        first = n.call("check_range", first, limit=const(categories.size), what="place of a category")
+        same = n.call("equal", first, n.const(np.arange(categories.size), i64))
     return n.call("cast", same, dtype=f32)
 
 
