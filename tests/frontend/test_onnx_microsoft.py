@@ -216,3 +216,47 @@ def test_a_crop_of_an_image_that_is_not_there() -> None:
 
     with pytest.raises(TcError, match="-1"):
         tc.compile(model)(*arrays.values())
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64])
+@pytest.mark.parametrize("seed", [0, 17, 2**32 - 1])
+@pytest.mark.parametrize("positive", [0, 1])
+def test_hashes_of_numbers(positive: int, seed: int, dtype: type, rng: np.random.Generator) -> None:
+    ends = [np.inf, -np.inf, np.nan] if np.dtype(dtype).kind == "f" else [np.iinfo(dtype).min, np.iinfo(dtype).max, 0]
+    x = np.concatenate([np.array(ends, dtype), rng.integers(0, 2**31, 9).astype(dtype)])
+    model = make_model([node("MurmurHash3", "x", "y", seed=seed, positive=positive, **MS)], {"x": (dtype, ["n"])}, ["y"],
+                       domains=[("com.microsoft", 1)])  # fmt: skip
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT32 if positive else TensorProto.INT32
+    session, module = onnxruntime.InferenceSession(model.SerializeToString()), tc.compile(model, on_unsupported="error")
+
+    for each in (x, x[:1], x[:0]):
+        (expected,), found = session.run(None, {"x": each}), module(each)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_tokens_that_would_repeat_a_run_are_barred(size: int, rng: np.random.Generator) -> None:
+    made = node("NGramRepeatBlock", "ids scores", "y", ngram_size=size, **MS)
+    inputs = {"ids": (np.int64, ["b", "l"]), "scores": (F32, ["b", "v"])}
+    model = make_model([made], inputs, ["y"], domains=[("com.microsoft", 1)])
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    session, module = onnxruntime.InferenceSession(model.SerializeToString()), tc.compile(model, on_unsupported="error")
+
+    for length in (0, 1, 2, 3, 4, 30):
+        ids, scores = rng.integers(0, 3, (3, length)), rng.standard_normal((3, 5)).astype(F32)
+        scores[0, 1] = np.nan
+        np.testing.assert_array_equal(module(ids, scores), session.run(None, {"ids": ids, "scores": scores})[0])
+    with pytest.raises(TcError, match=r"token 7 is out of range.*TC2004"):
+        module(np.full((1, 5), 7), np.zeros((1, 5), F32))
+
+
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 0, 1, 2]])
+@pytest.mark.parametrize("bias", ["", " b"])
+def test_transposed_convolutions_whose_pads_are_data(bias: str, pads: list[int], rng: np.random.Generator) -> None:
+    attrs = {"strides": [2, 3], "kernel_shape": [3, 2], "output_padding": [1, 0], "group": 2}
+    shapes = {"x": (1, 4, 4, 3), "w": (4, 3, 3, 2)} | ({"b": (6,)} if bias else {})
+    arrays = {name: rng.standard_normal(shape).astype(F32) for name, shape in shapes.items()}
+    arrays = {"x": arrays["x"], "w": arrays["w"], "p": np.array(pads), **({"b": arrays["b"]} if bias else {})}
+
+    _check("ConvTransposeWithDynamicPads", arrays, attrs, {"x": ["n", 4, "h", "w"]})

@@ -5,21 +5,23 @@ Source: the contrib operators page of onnxruntime's documentation.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from tc.errors import NodeError, UnsupportedError
+from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.activations import fused_activation
 from tc.frontend.onnx.control_flow import bind_loop
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_math import import_gemm, swish
-from tc.frontend.onnx.ops_nn import convolve
+from tc.frontend.onnx.ops_nn import convolve, transposed_convolve
 from tc.frontend.onnx.ops_shape import import_gather_nd, import_range, import_trilu, unique_values
 from tc.frontend.onnx.ops_slice import import_pad
 from tc.frontend.onnx.ops_vision import import_grid_sample
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import f32, f64, i32, i64
-from tc.ir.expr import equal
+from tc.ir.dtype import bool_, f32, f64, i32, i64, u32, u64
+from tc.ir.expr import const, equal, maximum
 from tc.ir.types import product
 from tc.ops.common import require_equal
 from tc.ops.registry import require
@@ -53,6 +55,12 @@ def import_fused_conv(n: NodeContext) -> NodeResult:
     """activation(conv + Z)"""
     result = _add(n, convolve(n, n.value(0), n.value(1), n.optional(2)), n.optional(3))
     return fused_activation(n, result, n.attr("activation"), list(n.attr("activation_params") or []))
+
+
+@onnx_op("ConvTransposeWithDynamicPads", domain=_DOMAIN)
+def import_conv_transpose_with_dynamic_pads(n: NodeContext) -> NodeResult:
+    pads = None if n.optional(2) is None else n.dims(2, "pads", 2 * (n.value(0).rank - 2))
+    return transposed_convolve(n, n.value(0), n.value(1), n.optional(3), pads)
 
 
 @onnx_op("FusedGemm", domain=_DOMAIN)
@@ -325,6 +333,58 @@ def import_cdist(n: NodeContext) -> NodeResult:
     apart = n.call("sub", n.call("unsqueeze", a, axes=(1,)), n.call("unsqueeze", b, axes=(0,)))
     squares = n.call("sum", n.call("mul", apart, apart), axes=(2,), keepdims=False)
     return squares if metric == "sqeuclidean" else n.call("sqrt", squares)
+
+
+@onnx_op("NGramRepeatBlock", domain=_DOMAIN)
+def import_ngram_repeat_block(n: NodeContext) -> NodeResult:
+    """Scores [b, tokens], minus infinity where a token would end a run of `ngram_size` that stands in ids [b, length] already."""
+    ids, scores, size = n.value(0), n.value(1), n.attr("ngram_size")
+    if ids.rank != 2 or scores.rank != 2 or size < 1:
+        raise ShapeError(f"NGramRepeatBlock: ids {ids.type}, scores {scores.type} and runs of {size}; there must be two matrices")
+    n.graph.state(partial(require_equal, ids.shape[0], scores.shape[0], "NGramRepeatBlock: dim 0 of the ids"), n.span)
+    length, tokens = ids.shape[1], scores.shape[1]
+    ids = n.call("pad", n.cast(ids, i64), None, pads=(0, size - 1, 0, 0))  # so that there is a last run, whatever the length
+    starts = simplify(maximum(length - (size - 1), const(0)), n.facts)
+    token = n.part(ids, 1, 2 * (size - 1), starts) if size > 1 else ids
+    for k in range(size - 1):
+        same = n.call("equal", n.part(ids, 1, size - 1 + k, starts), n.part(ids, 1, length + k, 1))
+        token = n.call("where", same, token, n.const(-1, i64))
+    is_met = n.call("greater_equal", token, n.const(0, i64))
+    held = n.call("check_range", n.call("maximum", token, n.const(0, i64)), limit=tokens, what="token")
+    none = n.call("full", shape=scores.shape, value=0, dtype=i32)
+    barred = n.call("scatter_elements", none, held, n.cast(is_met, i32), axis=1, reduction="max")
+    return n.call("where", n.cast(barred, bool_), n.const(-np.inf, scores.dtype), scores)
+
+
+_MURMUR_BLOCK = (0xCC9E2D51, 15, 0x1B873593)
+_MURMUR_ENDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
+
+
+@onnx_op("MurmurHash3", domain=_DOMAIN)
+def import_murmur_hash3(n: NodeContext) -> NodeResult:
+    """The hash of 32 bits of each number's bytes (MurmurHash3_x86_32 of A. Appleby)."""
+    x, seed = n.value(0), n.attr("seed", 0)
+    if x.dtype.bits not in (32, 64):
+        raise UnsupportedError(f"MurmurHash3 of {x.dtype}", code="TC1012")
+    bits = u32 if x.dtype.bits == 32 else u64
+    words = x if x.dtype is bits else n.call("bitcast", x, dtype=bits)
+    parts = [words] if bits is u32 else [words, n.call("shift_right", words, n.const(32, u64))]
+
+    def turned(h: ModelValue, places: int) -> ModelValue:
+        left, right = n.call("shift_left", h, n.const(places, u32)), n.call("shift_right", h, n.const(32 - places, u32))
+        return n.call("bit_or", left, right)
+
+    result = n.const(seed % 2**32, u32)
+    first, places, second = _MURMUR_BLOCK
+    for part in parts:
+        block = turned(n.call("mul", n.cast(part, u32), n.const(first, u32)), places)
+        result = turned(n.call("bit_xor", result, n.call("mul", block, n.const(second, u32))), 13)
+        result = n.call("add", n.call("mul", result, n.const(5, u32)), n.const(0xE6546B64, u32))
+    result = n.call("bit_xor", result, n.const(4 * len(parts), u32))
+    for places, factor in _MURMUR_ENDS:
+        mixed = n.call("bit_xor", result, n.call("shift_right", result, n.const(places, u32)))
+        result = mixed if factor == 1 else n.call("mul", mixed, n.const(factor, u32))
+    return result if n.attr("positive", 1) else n.call("bitcast", result, dtype=i32)
 
 
 @onnx_op("MatMulInteger16", domain=_DOMAIN)

@@ -125,23 +125,28 @@ def convolve(n: NodeContext, x: ModelValue, w: ModelValue, bias: ModelValue | No
 
 @onnx_op("ConvTranspose")
 def import_conv_transpose(n: NodeContext) -> NodeResult:
-    x, w = n.value(0), n.value(1)
+    return transposed_convolve(n, n.value(0), n.value(1), n.optional(2))
+
+
+def transposed_convolve(
+    n: NodeContext, x: ModelValue, w: ModelValue, bias: ModelValue | None, cut: Sequence[Expr] | None = None
+) -> ModelValue:
+    """A transposed convolution with the node's attributes. cut: its padding, where that is no attribute."""
     rank = _space(n, x)
     w, kernel = _weights(n, w, rank)
     strides, dilations = _list(n, "strides", rank, 1), _list(n, "dilations", rank, 1)
     extra = _list(n, "output_padding", rank, 0)
-    pads, added = _transposed_pads(n, x, kernel, strides, dilations, extra)
+    pads, added = _transposed_pads(n, x, kernel, strides, dilations, extra) if cut is None else (cut, [const(more) for more in extra])
     attrs = {"strides": tuple(strides), "dilations": tuple(dilations), "groups": n.attr("group", 1)}
     if all(isinstance(amount, Const) for amount in (*pads, *added)):
         attrs |= {"pads": tuple(map(int, pads)), "output_padding": tuple(map(int, added))}
-        return n.call("conv_transpose", x, w, n.optional(2), **attrs)
+        return n.call("conv_transpose", x, w, bias, **attrs)
     # What depends on dims is cut off, or added, afterwards; the bias stands in what is added, too.
     whole = n.call("conv_transpose", x, w, None, **attrs, output_padding=tuple(extra))
     begin = [simplify(-pad) for pad in pads[:rank]]
     end = [simplify(more - own - pad) for more, own, pad in zip(added, extra, pads[rank:], strict=True)]
     zero = (const(0), const(0))
     result = n.call("pad", whole, None, pads=(*zero, *begin, *zero, *end))
-    bias = n.optional(2)
     return result if bias is None else n.call("add", result, _per_channel(n, bias, x.rank))
 
 
