@@ -471,7 +471,7 @@ def _compute_conv_transpose(tensors: Tensors, attrs: Attrs, types: Sequence[Tens
         output_channel = o if groups == 1 else o % outputs
         value = x[(n, input_channel, *source)]
         weight = w[(input_channel, output_channel, *offsets)]
-        return Select(logical_and(*inside), cast(value, dtype), const(0, dtype)) * cast(weight, dtype)
+        return Select(logical_and(*inside), cast(value, dtype) * cast(weight, dtype), const(0, dtype))
 
     total = te.reduce("sum", types[0].shape, (inputs, *w.shape[2:]), body, "conv_transpose")
     bias = tensors[2] if len(tensors) > 2 else None

@@ -117,3 +117,23 @@ def test_a_bias_that_is_data_beside_literal_weights(group: int) -> None:
     assert not {"conv_transpose", "gather"} & set(ops_of(run_pipeline(load_model(model).module, SIMPLIFY + SPLIT, {"block": 8})))
     expected = transposed(x.astype(np.float64), w.astype(np.float64), attrs) + bias.reshape(1, -1, 1, 1)
     np.testing.assert_allclose(tc.compile(model, threads=1)(x, bias), expected, rtol=0, atol=1e-4)
+
+
+# What lies outside was zeros, which such weights multiplied: nearly all results were NaN.
+@pytest.mark.parametrize("numerics", ["literals", "strict literals", "strict"])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_weights_that_are_not_finite_are_only_where_they_fall(case: int, numerics: str) -> None:
+    x_shape, w_shape, attrs = CASES[case]
+    rng = np.random.default_rng(case)
+    x, w = rng.standard_normal(x_shape).astype(np.float32), rng.standard_normal(w_shape).astype(np.float32)
+    w.flat[rng.integers(w.size)], w.flat[rng.integers(w.size)] = np.inf, np.nan
+    is_literal = "literals" in numerics
+    types = {"x": (np.float32, ["n", x_shape[1], *(f"s{d}" for d in range(len(x_shape) - 2))])}
+    types |= {} if is_literal else {"w": (np.float32, w_shape)}
+    model = make_model([node("ConvTranspose", "x w", "y", **attrs)], types, ["y"], {"w": w} if is_literal else {})
+    module = tc.compile(model, threads=1, numerics="strict" if "strict" in numerics else "default")
+
+    found = module(x) if is_literal else module(x, w)
+
+    expected = transposed(x.astype(np.float64), w.astype(np.float64), attrs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * w[:, 0].size)

@@ -34,7 +34,8 @@ from tc.passes.manager import graph_pass
 def split_phases(module: IRModule, *, block: int = 16, strict: bool = False) -> IRModule:
     """Replace transposed convolutions by literals; output channels of a phase are rounded up to `block`, from half a block on.
 
-    Phases of fewer taps than others get zeros, by which an infinite input becomes NaN; with `strict` such convolutions stay.
+    Phases of fewer taps than others get zeros, by which an infinite input becomes NaN; with `strict` such convolutions stay. So do those
+    by literals that are not finite. Weights that are data make NaN of padding where they are not, if not `strict`.
     """
     return rewrite_module(module, phase_rules(block, strict))
 
@@ -118,7 +119,7 @@ channels some phases are not done in blocks, so that the results have to be chos
 def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom | None:
     w, result, groups = m.value("w"), m.type_of("conv"), m.attrs("conv").groups
     strides, found = phase_axes(m.attrs("conv"), w.shape, m.type_of("x"), result)
-    if found is None:
+    if found is None or not np.isfinite(w).all():  # by padding such a weight makes NaN
         return None
     apart = _phases_apart(found, strides) if groups == 1 else None
     must = strict and _has_zeros([found])
@@ -160,7 +161,7 @@ def _by_data(b: GraphBuilder, m: Match, strict: bool) -> Atom | None:
     w, result, groups, span = m.type_of("w"), m.type_of("conv"), m.attrs("conv").groups, m.call("conv").span
     inputs, outputs, *kernel = (int(dim.value) for dim in w.shape if isinstance(dim, Const))
     strides, found = phase_axes(m.attrs("conv"), (inputs, outputs, *kernel), m.type_of("x"), result)
-    if found is None or (strict and _has_zeros([found])):
+    if found is None or (strict and (_has_zeros([found]) or any(axis.pad_begin or axis.pad_end for axis in found))):
         return None
     taps = b.call("reshape", m.atoms["w"], shape=_dims(groups, inputs // groups, outputs, prod(kernel)), span=span)
     if _has_zeros([found]):
