@@ -126,10 +126,12 @@ def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 # -- what errors carry
 
 
-def one_node(op: str, domain: str = "", opset: int = 17, dtype: int = TensorProto.FLOAT, rank: int = 2, **attrs: Any) -> ModelProto:
+def one_node(
+    op: str, domain: str = "", opset: int = 17, dtype: int = TensorProto.FLOAT, rank: int = 2, inputs: int = 1, **attrs: Any
+) -> ModelProto:
     x = helper.make_tensor_value_info("x", dtype, [4] * rank)
     y = helper.make_tensor_value_info("y", dtype, None)
-    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], name="n1", domain=domain, **attrs)], "g", [x], [y])
+    graph = helper.make_graph([helper.make_node(op, ["x"] * inputs, ["y"], name="n1", domain=domain, **attrs)], "g", [x], [y])
     opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
     return helper.make_model(graph, opset_imports=opsets)
 
@@ -146,7 +148,7 @@ MISSES = {
         {"operator": "LinearRegressor", "node": "n1", "domain": "ai.onnx.ml"},
         "LOGISTIC",
     ),
-    "rank": (one_node("MaxPool", rank=6, kernel_shape=[2] * 4), "TC1014", {"operator": "MaxPool", "node": "n1"}, "up to 3"),
+    "rank": (one_node("Conv", rank=6, inputs=2), "TC1014", {"operator": "Conv", "node": "n1"}, "up to 3"),
     "implementation": (one_node("StringNormalizer", dtype=TensorProto.STRING), "TC1020", {"operator": "StringNormalizer"}, ""),
 }
 
