@@ -74,6 +74,13 @@ def has_intrinsic(stmt: Stmt) -> bool:
 
 
 @cached_on_node
+def has_tiles(stmt: Stmt) -> bool:
+    """Whether tiles are held in registers of their own at or below a statement."""
+    is_one = isinstance(stmt, Alloc) and stmt.buffer.scope == "tile"
+    return is_one or any(has_tiles(child) for child in children(stmt) if isinstance(child, Stmt))
+
+
+@cached_on_node
 def unbound(node: Stmt) -> frozenset[Node]:
     """The variables and buffers that a statement uses and does not bind itself: what has to be in scope where it stands."""
     match node:

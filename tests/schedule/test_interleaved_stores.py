@@ -282,6 +282,31 @@ def test_what_products_of_the_next_tile_need_is_not_done_late(changes: dict[str,
         np.testing.assert_array_equal(one, other)
 
 
+BEFORE_REGISTERS = """
+@loops
+def tiles(A: u8[4, 16, 64], B: i8[16, 16, 4], D: i32[4, 16, 16], C: i32[4, 16, 16]):
+    outputs(1){notes}
+    for i in range(4, pipeline=2):
+        with alloc(i32[16, 16], scope='local') as S:
+            intrinsic('tile_zero.i32', S[0, 0])
+            intrinsic('tile_dot.u8.i8', A[i, 0, 0], B[0, 0, 0], S[0, 0])
+            for r in range(16):
+                for j in vectorized(16):
+                    C[i, r, j] = S[r, j] + D[0, 0, j]
+"""
+
+
+@pytest.mark.parametrize(("notes", "is_once"), [("", True), ("notes(in_place=(2,))", False)])
+def test_what_all_rows_read_is_loaded_once_unless_the_result_may_lie_there(notes: str, is_once: bool) -> None:
+    text = BEFORE_REGISTERS.format(notes=f"\n    {notes}")
+    (func,) = parse_module("\n".join(line for line in text.splitlines() if line.strip())).prim_funcs
+
+    emitted = emit_prim_func(func, features=WIDE.features).ir_text
+
+    assert "tdpbusd" in emitted
+    assert (emitted.count("load <16 x i32>, ptr %p2,") <= 3) == is_once
+
+
 def scheduled(decide: Decide) -> Schedule:
     """The schedule of a small product, its steps one by one."""
     schedule = Schedule(product(64, 64, 64))

@@ -42,12 +42,13 @@ from tc.ir.loop import (
     Store,
     While,
     annotation,
+    in_place_inputs,
 )
 from tc.ir.node import binders
 from tc.ir.printer import identifier
 from tc.ir.tree_loop import TreeLoop
 from tc.ir.types import product
-from tc.ir.uses import buffers_read
+from tc.ir.uses import buffers_read, buffers_written, has_tiles
 from tc.passes.loop.interleave_stores import interleave_stores
 from tc.passes.loop.intrinsics import select_intrinsics
 from tc.passes.loop.tile_registers import keep_in_tiles
@@ -95,6 +96,8 @@ class KernelEmitter(ExpressionEmitter):
         self.tree: TreeLoop | None = None
         self.vectorizable: dict[For, bool] = {}
         self.state.tile_sizes = tiles.tile_registers(func.body)
+        if has_tiles(func.body):  # which leave the registers of vectors free
+            self.lasting = self.inputs - buffers_written(func.body) - {func.inputs[number] for number in in_place_inputs(func)}
         self.is_all_products = is_all_products(func)
 
     # -- functions

@@ -101,9 +101,10 @@ class MemoryEmitter(PlaceEmitter):
 
     def _whole_words(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
         text = f"load <{lanes} x i32>, {pointer}, align 1{self.aliasing.get(buffer, '')}"
-        found = self.state.loaded.get(text)
+        known = self._known_loads(buffer)
+        found = known.get(text)
         if found is None:
-            found = self.state.loaded[text] = self.b.emit(text, "i32", lanes)
+            found = known[text] = self.b.emit(text, "i32", lanes)
         return found
 
     def _in_table(self, node: Load) -> Value | None:
@@ -143,9 +144,10 @@ class MemoryEmitter(PlaceEmitter):
         """The bytes from one element on as one number, outside vectorized loops; not from a register tile."""
         place, aliasing = self.place(operand.buffer, operand.indices), self.aliasing.get(operand.buffer, "")
         text = f"load {element}, {place}, align {operand.buffer.dtype.size_bytes}{aliasing}"
-        found = self.state.loaded.get(text)
+        known = self._known_loads(operand.buffer)
+        found = known.get(text)
         if found is None:
-            found = self.state.loaded[text] = self.b.emit(text, element)
+            found = known[text] = self.b.emit(text, element)
         return found
 
     def store_vector(self, operand: Load, value: Value) -> None:
@@ -173,7 +175,7 @@ class MemoryEmitter(PlaceEmitter):
         """Forget what may lie where something was stored, and remember `value` if it is all that was."""
         self.state.stores += 1
         if buffer.scope != "register":
-            self.state.loaded = {}
+            self.state.loaded = self._lasting_loads()
         elif value is None or uniform.known != 0 or known % (value.lanes or 1):
             self.state.tiles.pop(buffer, None)
         else:
@@ -182,7 +184,11 @@ class MemoryEmitter(PlaceEmitter):
     def forget_memory(self) -> None:
         """Something else has run, that may have stored anywhere."""
         self.state.stores += 1
-        self.state.loaded, self.state.tiles = {}, {}
+        self.state.loaded, self.state.tiles = self._lasting_loads(), {}
+
+    def _known_loads(self, buffer: Buffer) -> dict[str, Value]:
+        """What a buffer holds here, by the texts of the loads."""
+        return self.state.loaded.setdefault(buffer, {})
 
     def whole_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
         """Elements side by side, or one (`lanes` 0), which all exist. Nothing is loaded again as long as nothing is stored."""
@@ -191,10 +197,11 @@ class MemoryEmitter(PlaceEmitter):
         text = f"load {kind}, ptr {pointer.text}, align {self.align_of(buffer, lanes)}{self.aliasing.get(buffer, '')}"
         if buffer.scope == "register":  # see `tiles`
             return self.b.emit(text, element, lanes)
-        found = self.state.loaded.get(text)
+        loads = self._known_loads(buffer)
+        found = loads.get(text)
         if found is None:
             is_odd = lanes & (lanes - 1) and buffer.dtype.bits >= 32 and buffer in self.inputs and self.module.has("avx512vl")
-            found = self.state.loaded[text] = self._odd_load(buffer, pointer, lanes) if is_odd else self.b.emit(text, element, lanes)
+            found = loads[text] = self._odd_load(buffer, pointer, lanes) if is_odd else self.b.emit(text, element, lanes)
         return found
 
     def _odd_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
@@ -335,12 +342,13 @@ class MemoryEmitter(PlaceEmitter):
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"
         key = f"{name} {pointer.text}, {mask}"
-        found = self.state.loaded.get(key)
+        loads = self._known_loads(buffer)
+        found = loads.get(key)
         if found is None:
             self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])
             shown = self._hidden(mask) if lanes * align > self._register_bytes() else mask
             text = f"call {vector} @{name}(ptr align {align} {pointer.text}, {shown}, {vector} zeroinitializer)"
-            found = self.state.loaded[key] = self.b.emit(text, element, lanes)
+            found = loads[key] = self.b.emit(text, element, lanes)
         return found
 
     def vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:

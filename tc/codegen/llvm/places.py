@@ -35,7 +35,7 @@ class State:
     builder: FunctionBuilder
     values: dict[Var, Value] = field(default_factory=dict)
     pointers: dict[Buffer, Value] = field(default_factory=dict)
-    loaded: dict[str, Value] = field(default_factory=dict)  # what memory holds here, register tiles apart, by the text of the load
+    loaded: dict[Buffer, dict[str, Value]] = field(default_factory=dict)  # what memory holds here, but tiles, by the texts of loads
     tiles: dict[Buffer, dict[int, Value]] = field(default_factory=dict)  # the same of register tiles, by place
     stores: int = 0  # how many so far
     tile_numbers: dict[Buffer, int] = field(default_factory=dict)  # registers of buffers of scope `tile`
@@ -58,6 +58,7 @@ class PlaceEmitter:
         self.aliasing = aliasing
         self.inputs: frozenset[Buffer] = frozenset()  # what the kernel stores nothing to
         self.read_back: frozenset[Buffer] = frozenset()  # what it stores and reads
+        self.lasting: frozenset[Buffer] = frozenset()  # of the inputs, those of which loads are held in registers across stores
         self.spare: set[Buffer] = set()  # tiles of registers whose masked lanes hold nothing
         self.prefetched: dict[Buffer, int] = {}  # how many bytes ahead
         self.prefetch_places: set[object] = set()
@@ -93,11 +94,16 @@ class PlaceEmitter:
         """Code whose values do not dominate what follows, and that may run again or not at all: a branch, or the body of a loop."""
         state = self.state
         loaded, tiles, stores = state.loaded, state.tiles, state.stores
-        state.loaded, state.tiles = {}, {}
+        lasting = self._lasting_loads()
+        state.loaded, state.tiles = self._lasting_loads(), {}
         with state.builder.scope():
             yield
         unchanged = state.stores == stores
-        state.loaded, state.tiles = (loaded, tiles) if unchanged else ({}, {})
+        state.loaded, state.tiles = (loaded, tiles) if unchanged else (lasting, {})
+
+    def _lasting_loads(self) -> dict[Buffer, dict[str, Value]]:
+        """What is known of memory that nothing stores to, whatever is done next."""
+        return {buffer: {**loads} for buffer, loads in self.state.loaded.items() if buffer in self.lasting} if self.lasting else {}
 
     @contextmanager
     def knowing(self, facts: Facts) -> Iterator[None]:

@@ -6,7 +6,7 @@ from tc.ir.expr import Add, Expr, Load, Mul, Var
 from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
 from tc.ir.node import children, walk
 from tc.ir.uses import variables
-from tc.ir.x86_intrinsics import DOTS, INTERLEAVES
+from tc.ir.x86_intrinsics import DOTS, INTERLEAVES, fills_tile, is_sum_store, is_tile_dot
 
 MARK = "; products in register tiles\n"
 """What the text of such a kernel begins with."""
@@ -14,8 +14,8 @@ MARK = "; products in register tiles\n"
 
 def is_all_products(func: PrimFunc) -> bool:
     """Whether all that a kernel of known sizes adds up, of f32 or f64, are products of a vector and a number, and sums of such tiles; or
-    all that a kernel of any sizes adds up, of any type, is by instructions that add several products: all passes spill these sums. Where it
-    interleaves an operand for them, its sizes are known.
+    all that a kernel of any sizes adds up, of any type, is by instructions that add several products, of vectors or of tiles: all passes
+    spill sums in vectors. Where it interleaves an operand for them, or has versions by vectors beside those by tiles, its sizes are known.
 
     Found by comparing code: what other passes than the few would do for such kernels is nothing, or an instruction outside of the hot
     loop. Where sizes are symbolic, addresses are computed in loops that do not need them there; sums of other kinds gain from passes too.
@@ -23,6 +23,8 @@ def is_all_products(func: PrimFunc) -> bool:
     found = _Sums()
     if not found.all_products(func.body, None):
         return False
+    if found.tile_dots:
+        return not found.products and not (func.dims and (found.interleaves or found.dots))
     if found.dots:
         return not found.products and not (func.dims and found.interleaves)
     return not func.dims and found.products > 0 and all(buffer.dtype.is_float and buffer.dtype.bits >= 32 for buffer in func.buffers)
@@ -32,14 +34,16 @@ class _Sums:
     def __init__(self) -> None:
         self.products = 0
         self.dots = 0
+        self.tile_dots = 0
         self.interleaves = 0
 
     def all_products(self, stmt: Stmt, lane: Var | None) -> bool:
         match stmt:
             case IntrinsicCall():
                 self.dots += stmt.name in DOTS
+                self.tile_dots += is_tile_dot(stmt.name)
                 self.interleaves += stmt.name in INTERLEAVES
-                return stmt.name in DOTS or stmt.name in INTERLEAVES
+                return stmt.name in DOTS or stmt.name in INTERLEAVES or fills_tile(stmt.name) or is_sum_store(stmt.name)
             case Store():
                 return self._is_product_or_copy(stmt, lane)
             case For(kind=LoopKind.VECTORIZED):

@@ -126,20 +126,20 @@ def _is_copy(nodes: Sequence[Node]) -> bool:
 
 def _saves_gathers(nodes: Sequence[Node]) -> bool:
     """Whether some vector inside of a loop of these nodes, which are few, is gathered for a choice between places."""
-    if len(nodes) == MOST_NODES or not any(map(_is_of_places, nodes)):
+    if len(nodes) == MOST_NODES or not _choices_of_places(nodes):
         return False
-    vectors = (node for node in nodes if isinstance(node, For) and node.kind is LoopKind.VECTORIZED)
+    vectors = [node for node in nodes if isinstance(node, For) and node.kind is LoopKind.VECTORIZED]
     return any(_is_gathered(vector, islice(walk(vector), MOST_NODES)) for vector in vectors)
 
 
 def _is_gathered(loop: For, nodes: Iterable[Node]) -> bool:
     """Whether a choice between places, among these nodes, is made for each lane of a loop over a vector."""
-    return any(loop.var in variables(node) for node in nodes if _is_of_places(node))
+    return any(loop.var in variables(node) for node in _choices_of_places(nodes))
 
 
-def _is_of_places(node: Node) -> bool:
-    """Whether it chooses between places: indices, of which the larger or the smaller one is taken."""
-    return isinstance(node, (Max, Min)) and node.dtype == i64
+def _choices_of_places(nodes: Iterable[Node]) -> list[Node]:
+    """Of two indices the larger or the smaller one."""
+    return [node for node in nodes if isinstance(node, (Max, Min)) and node.dtype == i64]
 
 
 def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:

@@ -58,7 +58,7 @@ from tc.ir.loop import (
 )
 from tc.ir.node import Node, map_children, replace, substitute, walk
 from tc.ir.structural import fresh_binders
-from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, reads_memory, variables
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, has_tiles, reads_memory, variables
 from tc.ir.x86_intrinsics import fills_tile, is_sum_store, is_tile_dot
 from tc.passes.loop.pipeline_roles import allocated
 from tc.passes.loop.simplify_loops import simplify_statement
@@ -138,7 +138,7 @@ def _parts(body: Stmt, func: PrimFunc) -> _Parts | None:
     if not all(isinstance(dim, Const) for buffer in scratch for dim in buffer.shape):
         return None
     stmts = _listed(inner)
-    tiles = [k for k, stmt in enumerate(stmts) if _has_tiles(stmt)]
+    tiles = [k for k, stmt in enumerate(stmts) if has_tiles(stmt)]
     if len(tiles) != 1 or any(isinstance(node, While) or _is_parallel(node) for node in walk_statements(body)):
         return None
     (place,) = tiles
@@ -155,10 +155,6 @@ def _parts(body: Stmt, func: PrimFunc) -> _Parts | None:
 
 def _listed(stmt: Stmt) -> list[Stmt]:
     return list(stmt.stmts) if isinstance(stmt, Seq) else [stmt]
-
-
-def _has_tiles(stmt: Stmt) -> bool:
-    return any(isinstance(node, Alloc) and node.buffer.scope == "tile" for node in walk_statements(stmt))
 
 
 def _is_parallel(node: Node) -> bool:
