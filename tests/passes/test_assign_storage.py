@@ -7,14 +7,18 @@ import random
 import pytest
 
 from tc.ir.arith import Facts, evaluate
-from tc.ir.expr import Expr, Var, const
+from tc.ir.dtype import DType, bool_, f32, i64
+from tc.ir.expr import Expr, Var, const, mul
+from tc.ir.types import TensorType
 from tc.passes.graph.assign_storage import (
     ALIGNMENT,
     StorageLayout,
     StorageRegion,
+    align,
     assign_offsets,
     place_by_classes,
     place_by_slots,
+    region_of_type,
     samples_of,
 )
 
@@ -28,7 +32,7 @@ def random_regions(rng: random.Random) -> list[StorageRegion]:
     regions = []
     for _ in range(rng.randint(1, 40)):
         start = rng.randint(0, 30)
-        count = ALIGNMENT * rng.choice([1, 2, 3, 8, 10, 64])
+        count = rng.choice([1, 4, 36, *(ALIGNMENT * k for k in (1, 2, 3, 8, 10, 64))])
         regions.append(StorageRegion(count, rng.choice(UNITS), start, start + rng.choice([0, 1, 1, 2, 3, 20])))
     return regions
 
@@ -47,6 +51,8 @@ def assert_disjoint(layout: StorageLayout, regions: list[StorageRegion], env: di
 def test_what_lives_together_never_overlaps(seed: int) -> None:
     rng = random.Random(seed)
     regions = random_regions(rng)
+    exact = [(r.count, r.unit) for r in regions]
+    align(regions)
     samples = samples_of([r.unit for r in regions], FACTS)
     layouts = [place_by_classes(regions, FACTS), place_by_slots(regions, FACTS, samples)]
 
@@ -54,6 +60,21 @@ def test_what_lives_together_never_overlaps(seed: int) -> None:
         env = {N: rng.randint(1, 8), H: rng.choice([0, 1, 2, 7, 100]), W: rng.choice([1, 2, 3, 50])}
         for layout in layouts:
             assert_disjoint(layout, regions, env)
+        for (count, unit), region in zip(exact, regions, strict=True):
+            assert evaluate(mul(unit, const(count)), env) <= evaluate(region.size_bytes, env)
+
+
+@pytest.mark.parametrize("dtype", [f32, bool_, i64])
+def test_elements_of_symbolic_dims_alone_take_no_more_than_they_are(dtype: DType) -> None:
+    region = region_of_type(TensorType((N, H), dtype), 0, 1)
+
+    assert peak([region], FACTS, {N: 8, H: 100_000}) < 1.01 * 800_000 * dtype.size_bytes
+
+
+def test_a_small_region_beside_large_ones_of_its_unit_is_counted_as_they_are() -> None:
+    small, large = region_of_type(TensorType((N, const(10)), f32), 0, 2), region_of_type(TensorType((N, const(128)), f32), 0, 1)
+
+    assert str(assign_offsets([small, large], FACTS)) == "n * 576"
 
 
 def peak(regions: list[StorageRegion], facts: Facts, env: dict[Var, int]) -> int:

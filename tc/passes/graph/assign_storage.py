@@ -21,10 +21,14 @@ from operator import le
 
 from tc.cost.typical import SPREAD, typical_dims
 from tc.ir.arith import Facts, evaluate, polynomial, proves, simplify
-from tc.ir.expr import Const, Expr, Var, const, maximum, mul
+from tc.ir.expr import Const, Expr, FloorDiv, Var, const, maximum, mul
 from tc.ir.types import TensorType, product
 
 ALIGNMENT = 64
+
+MOST_ROUNDED, SEVERAL = 1.25, 4
+"""How many times as large a count may be for its alignment, and how often a larger region has to have what then is one of any size."""
+
 
 @dataclass(eq=False)
 class StorageRegion:
@@ -46,7 +50,7 @@ class StorageRegion:
 
 
 def region_of_type(type_: TensorType, start: int, end: int) -> StorageRegion:
-    """A region for a tensor: the constant dims are the count, the symbolic ones the unit. Sizes are multiples of ALIGNMENT."""
+    """A region for a tensor, exactly as large: the constant dims are the count, the symbolic ones the unit."""
     elements = 1
     symbolic = []
     for dim in type_.shape:
@@ -54,11 +58,32 @@ def region_of_type(type_: TensorType, start: int, end: int) -> StorageRegion:
             elements *= int(dim.value)
         else:
             symbolic.append(dim)
-    count = type_.dtype.bytes_of(elements)
-    if not symbolic:
-        return StorageRegion(_aligned(count), const(1), start, end)
-    unit = simplify(product(tuple(sorted(symbolic, key=str))))
-    return StorageRegion(_aligned(count), unit, start, end)
+    unit = simplify(product(tuple(sorted(symbolic, key=str)))) if symbolic else const(1)
+    return StorageRegion(type_.dtype.bytes_of(elements), unit, start, end)
+
+
+def align(regions: Sequence[StorageRegion]) -> None:
+    """Make all sizes multiples of ALIGNMENT: counts, or where much of a region would be for that, as of [n, m] of f32, what is counted.
+
+    Little is what a region of the same unit needs several times anyway, as units that are equal compare as numbers, and what there is for
+    each of blocks of many.
+    """
+    largest: dict[Expr, int] = {}
+    for region in regions:
+        largest[region.unit] = max(largest.get(region.unit, 0), _aligned(region.count))
+    for region in regions:
+        rounded = _aligned(region.count)
+        is_little = rounded <= MOST_ROUNDED * region.count * _block_size(region.unit) or SEVERAL * rounded <= largest[region.unit]
+        if is_little or isinstance(region.unit, Const):
+            region.count = rounded
+        else:
+            region.count *= ALIGNMENT
+            region.unit = simplify((region.unit + (ALIGNMENT - 1)) // ALIGNMENT)
+
+
+def _block_size(unit: Expr) -> int:
+    """Of how many elements there is one: 512 of (n + 511) // 512."""
+    return math.prod(int(factor.rhs.value) for factor in _factors(unit) if isinstance(factor, FloorDiv) and isinstance(factor.rhs, Const))
 
 
 def _aligned(size: int) -> int:
@@ -74,7 +99,8 @@ class StorageLayout:
 
 
 def assign_offsets(regions: Sequence[StorageRegion], facts: Facts) -> Expr:
-    """Set every region's `offset` (bytes, a multiple of ALIGNMENT); returns the size of the arena in bytes."""
+    """Align all regions and set their `offset` (bytes, a multiple of ALIGNMENT); returns the size of the arena in bytes."""
+    align(regions)
     layout = place_by_classes(regions, facts)
     if any(not isinstance(region.unit, Const) for region in regions):
         samples = samples_of((region.unit for region in regions), facts)
