@@ -124,6 +124,19 @@ def test_any_number_of_rows(target: Target, rows: int) -> None:
     assert ("tdpbusd" in tile_model.used) == (rows >= 16)
 
 
+@pytest.mark.parametrize(("size", "is_symbolic"), [(64, False), (70, False), (16, True), (33, True), (5, True)])
+def test_products_of_a_matrix_with_itself(target: Target, size: int, is_symbolic: bool) -> None:
+    n: int | Var = Var("n", i64) if is_symbolic else size
+    a = placeholder((n, n), i8, "A")
+    total = reduce("sum", (n, n), (n,), lambda i, j, r: cast(a[i, r], i32) * cast(a[r, j], i32), "mm")
+    x = numbers(np.random.default_rng(size), (size, size), i8)
+
+    result = compiled(create_prim_func("square", [a], [total], [n] if isinstance(n, Var) else []), [x], target, *[size][: is_symbolic])
+
+    np.testing.assert_array_equal(result, x.astype(np.int64) @ x.astype(np.int64))
+    assert ("tdpbssd" in tile_model.used) == (size >= 16)
+
+
 def packed_product(rows: int | Var | tuple[int | Var, ...], n: int, k: int, block: int = 32) -> PrimFunc:
     """The product with a literal that is packed for instructions on tiles."""
     panels = (-(-n // block), -(-k // 64) * 16, block, 4)

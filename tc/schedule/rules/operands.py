@@ -325,7 +325,8 @@ def _stage_for_dot(schedule: Schedule, contraction: Contraction, dot: Dot, targe
         lhs_is_in_place &= _count(contraction, (k,), 1) % dot.terms == 0
     if not lhs_is_in_place:
         copies.append(schedule.cache_operand(name, "lhs", dot.lhs.name))
-    if not is_in_place(contraction.rhs_value, dot.rhs, column, 1) or contraction.rhs.indices[-2:] != (k, column):  # as in an image
+    rhs_is_in_place = is_in_place(contraction.rhs_value, dot.rhs, column, 1) and contraction.rhs.indices[-2:] == (k, column)  # no image
+    if not rhs_is_in_place or (lhs_is_in_place and contraction.lhs.buffer is contraction.rhs.buffer):  # which is laid out below
         copies.append(schedule.cache_operand(name, "rhs", dot.rhs.name))
     block = dot.columns(contraction, target)
     schedule.pad_einsum(name, [dot.terms if axis.var is k else block if axis.var is column else 1 for axis in contraction.info.block.axes])
