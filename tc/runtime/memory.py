@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tc.errors import LimitError
 from tc.ops.arrays import contiguous
 from tc.runtime.available import check_fits
 
@@ -156,4 +157,12 @@ def result_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     memory for it."""
     if math.prod(shape) * dtype.itemsize >= LEAST_ALIGNED_BYTES:
         return aligned_empty(shape, dtype)
-    return np.empty(shape, dtype)
+    try:
+        return np.empty(shape, dtype)
+    except ValueError:
+        raise no_array(shape) from None
+
+
+def no_array(shape: tuple[int, ...]) -> LimitError:
+    """For a shape that numpy has no array of, though it holds no element: of dims beside a 0 it takes no more than memory could hold."""
+    return LimitError(f"a result has the shape {shape}, of which there are no arrays")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tc.runtime.available import check_fits
-from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, result_array
+from tc.runtime.memory import LEAST_ALIGNED_BYTES, Arena, no_array, result_array
 
 LEAST_LENT_BYTES = 128 << 10
 """What is smaller comes from numpy: the allocator of the C library keeps such memory itself."""
@@ -97,7 +97,10 @@ class ResultPool:
         for shape, dtype in wanted:
             size = math.prod(shape) * dtype.itemsize
             if size < LEAST_LENT_BYTES:
-                made.append(np.empty(shape, dtype) if size < LEAST_ALIGNED_BYTES else result_array(shape, dtype))
+                try:
+                    made.append(np.empty(shape, dtype) if size < LEAST_ALIGNED_BYTES else result_array(shape, dtype))
+                except ValueError:
+                    raise no_array(shape) from None
                 continue
             size = _rounded(size)
             counts[size] = count = counts.get(size, 0) + 1

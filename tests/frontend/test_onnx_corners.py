@@ -219,6 +219,15 @@ def test_a_range_between_ends_further_apart_than_its_type_is_wide(start: int, li
     check_all(model, {name: np.array(value, dtype) for name, value in zip("sld", numbers, strict=True)}, [np.array(range(*numbers), dtype)])
 
 
+@pytest.mark.parametrize(("start", "limit", "delta"), [(LEAST, MOST, 1), (MOST, LEAST, -1), (LEAST, 0, 1), (0, MOST, 1)])
+def test_a_range_of_more_elements_than_i64_has_numbers_is_refused(start: int, limit: int, delta: int) -> None:
+    # Their number wrapped, and there were none.
+    model = make_model([node("Range", "s l d", "y")], {name: (np.int64, []) for name in "sld"}, ["y"])
+
+    with pytest.raises(tc.TcError, match="no memory holds a result"):
+        tc.compile(model)(*map(np.int64, (start, limit, delta)))
+
+
 @pytest.mark.parametrize("pads", [(MOST, MOST), (LEAST, 0), (-7, 0), (LEAST + 1, LEAST)])
 @pytest.mark.parametrize("places", ["constants", "inputs"])
 def test_pads_that_leave_no_size_are_refused(pads: tuple[int, int], places: str) -> None:

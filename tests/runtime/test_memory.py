@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tc.errors import LimitError
 from tc.ops.arrays import contiguous
 from tc.runtime.memory import (
     ALIGNMENT,
@@ -18,6 +19,7 @@ from tc.runtime.memory import (
     place_constants,
     result_array,
 )
+from tc.runtime.results import ResultPool
 
 
 class Tagged(np.ndarray):
@@ -99,3 +101,11 @@ def test_the_pages_of_an_arena_are_there_before_anything_is_written_and_some_beh
 
         assert expected * 3 // 4 < there < expected + (8 << 20)
         assert not arena.bytes()[:: 1 << 16].any()
+
+
+@pytest.mark.parametrize("shape", [(2**61, 0), (0, 2**62, 3)])
+def test_a_shape_that_numpy_has_no_array_of_is_told(shape: tuple[int, ...]) -> None:
+    with pytest.raises(LimitError, match="there are no arrays"):
+        result_array(shape, np.dtype(np.float32))
+    with pytest.raises(LimitError, match="there are no arrays"):
+        ResultPool().arrays([(shape, np.dtype(np.float32))], 1)

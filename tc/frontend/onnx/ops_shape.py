@@ -110,7 +110,12 @@ def _steps_between(n: NodeContext, start: ModelValue, limit: ModelValue, delta: 
     zero, one = n.const(0, u64), n.const(1, u64)
     step = n.call("where", is_up, step, n.call("sub", zero, step))
     whole = n.call("div", n.call("sub", n.call("sub", high, low), one), step)
-    return n.call("where", n.call("less", first, last), n.call("add", whole, one), zero)
+    count = n.call("where", n.call("less", first, last), n.call("add", whole, one), zero)
+    return n.call("minimum", count, n.const(MOST_STEPS, u64))
+
+
+MOST_STEPS = 1 << 62
+"""Of a range: more than there is memory for, and a number of i64."""
 
 
 @onnx_op("EyeLike")

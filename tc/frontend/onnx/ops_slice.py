@@ -88,7 +88,8 @@ def _slice_axes_by_data(n: NodeContext, x: ModelValue) -> ModelValue:
     none = n.const(np.zeros(x.rank), i64)
     step = of_all(4, n.const(np.ones(x.rank), i64))
     step = n.call("maximum", n.call("minimum", step, far), n.call("neg", far))
-    size = n.call("check_range", n.call("sub", n.call("abs", step), one), limit=const(BEYOND_ANY_DIM), what="the size of a step, less 1,")
+    what = "no step may be 0: the size of one, less 1,"
+    size = n.call("check_range", n.call("sub", n.call("abs", step), one), limit=const(BEYOND_ANY_DIM), what=what)
     sign = n.call("sign", step)
     back = n.call("less", step, zero)
     hi = n.call("where", back, n.call("sub", dims, one), dims)
