@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 from tc.ir.arith import Facts, proves, simplify
+from tc.ir.cached import cached_property
 from tc.ir.dtype import i64
 from tc.ir.expr import (
     Buffer,
