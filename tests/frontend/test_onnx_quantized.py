@@ -239,6 +239,16 @@ def test_means_of_images_are_onnxruntimes(shape: tuple[int, ...], channels_last:
             np.testing.assert_array_equal(module(x), expected)
 
 
+# Their sums were of 32 bits, which wrapped: means of bright images were 0.
+@pytest.mark.parametrize("sizes", [(1, 1, 3000, 3000), ("n", "c", "h", "w")])
+def test_means_of_large_bright_images(sizes: tuple[int | str, ...]) -> None:
+    constants = {"xs": F32(0.1), "xz": U8(0), "ys": F32(0.1), "yz": U8(0)}
+    made = node("QLinearGlobalAveragePool", "x xs xz ys yz", "y", domain=MS, channels_last=0)
+    module = tc.compile(make_model([made], {"x": (U8, sizes)}, ["y"], constants, domains=[(MS, 1)]))
+
+    np.testing.assert_array_equal(module(np.full((1, 1, 3000, 3000), 255, U8)), np.full((1, 1, 1, 1), 255, U8))
+
+
 @pytest.mark.parametrize("axes", [[1, -1], None])
 def test_a_mean_is_rounded_once(axes: list[int] | None) -> None:
     """Of which onnxruntime has the definition, and no kernel for CPUs."""

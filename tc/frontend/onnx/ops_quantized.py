@@ -26,7 +26,8 @@ from tc.frontend.onnx.quantized import (
 )
 from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue, size_value
-from tc.ir.dtype import f32, i32, u8
+from tc.ir.arith import prove
+from tc.ir.dtype import f32, i32, i64, u8
 from tc.ir.expr import const, is_const
 from tc.ir.types import product
 
@@ -255,13 +256,21 @@ def _as_given(n: NodeContext, x: ModelValue) -> ModelValue:
     return n.call("transpose", x, perm=(0, *range(2, x.rank), 1)) if last else x
 
 
+MOST_BYTES_ADDED = (2**31 - 1) // 255
+"""How many differences of bytes always have a sum of 32 bits."""
+
+
 @onnx_op("QLinearGlobalAveragePool", domain=_DOMAIN)
 def import_qlinear_global_average_pool(n: NodeContext) -> NodeResult:
-    """Sums of integers, times how many steps of the result one of them is: no tie is broken by the rounding of a term."""
-    x, axes = n.cast(_channels_first(n, n.value(0)), i32), tuple(range(2, n.value(0).rank))
+    """Sums of integers, times how many steps of the result one of them is: no tie is broken by the rounding of a term. They are of 64 bits
+    where 32 may not hold them."""
+    given = _channels_first(n, n.value(0))
+    pixels = product(given.shape[2:])
+    wide = i32 if prove(pixels <= MOST_BYTES_ADDED, n.facts) is True else i64
+    x, axes = n.cast(given, wide), tuple(range(2, given.rank))
     if n.optional(2) is not None:
-        x = n.call("sub", x, n.cast(scalar(n, n.value(2)), i32))
-    count = n.cast(size_value(product(x.shape[2:])), f32)
+        x = n.call("sub", x, n.cast(scalar(n, n.value(2)), wide))
+    count = n.cast(size_value(pixels), f32)
     steps = n.call("div", _number(n, n.value(1)), n.call("mul", _number(n, n.value(3)), count))
     total = n.cast(n.call("sum", x, axes=axes, keepdims=True), f32)
     return quantized(n, _as_given(n, n.call("mul", total, steps)), n.const(1, f32), n.optional(4), n.value(0).dtype)
