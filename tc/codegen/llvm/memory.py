@@ -7,6 +7,7 @@ lanes happen.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tc.codegen.llvm.builder import Module, Value, int_value, mangled
 from tc.codegen.llvm.byte_tables import REGISTER_BYTES, looked_up
@@ -101,11 +102,7 @@ class MemoryEmitter(PlaceEmitter):
 
     def _whole_words(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
         text = f"load <{lanes} x i32>, {pointer}, align 1{self.aliasing.get(buffer, '')}"
-        known = self._known_loads(buffer)
-        found = known.get(text)
-        if found is None:
-            found = known[text] = self.b.emit(text, "i32", lanes)
-        return found
+        return self._loaded_once(buffer, text, lambda: self.b.emit(text, "i32", lanes))
 
     def _in_table(self, node: Load) -> Value | None:
         """What a table of bytes has for each lane, looked up in registers, which costs the same whatever lanes are active; None where it
@@ -144,11 +141,7 @@ class MemoryEmitter(PlaceEmitter):
         """The bytes from one element on as one number, outside vectorized loops; not from a register tile."""
         place, aliasing = self.place(operand.buffer, operand.indices), self.aliasing.get(operand.buffer, "")
         text = f"load {element}, {place}, align {operand.buffer.dtype.size_bytes}{aliasing}"
-        known = self._known_loads(operand.buffer)
-        found = known.get(text)
-        if found is None:
-            found = known[text] = self.b.emit(text, element)
-        return found
+        return self._loaded_once(operand.buffer, text, lambda: self.b.emit(text, element))
 
     def store_vector(self, operand: Load, value: Value) -> None:
         """Store a vector from one element on, outside vectorized loops."""
@@ -175,7 +168,7 @@ class MemoryEmitter(PlaceEmitter):
         """Forget what may lie where something was stored, and remember `value` if it is all that was."""
         self.state.stores += 1
         if buffer.scope != "register":
-            self.state.loaded = self._lasting_loads()
+            self.state.loaded = self._lasting_of(self.state.loaded)
         elif value is None or uniform.known != 0 or known % (value.lanes or 1):
             self.state.tiles.pop(buffer, None)
         else:
@@ -184,11 +177,15 @@ class MemoryEmitter(PlaceEmitter):
     def forget_memory(self) -> None:
         """Something else has run, that may have stored anywhere."""
         self.state.stores += 1
-        self.state.loaded, self.state.tiles = self._lasting_loads(), {}
+        self.state.loaded, self.state.tiles = self._lasting_of(self.state.loaded), {}
 
-    def _known_loads(self, buffer: Buffer) -> dict[str, Value]:
-        """What a buffer holds here, by the texts of the loads."""
-        return self.state.loaded.setdefault(buffer, {})
+    def _loaded_once(self, buffer: Buffer, text: str, load: Callable[[], Value]) -> Value:
+        """What a load of this text gives, `load` its code: none again as long as what it gave stays known."""
+        known = self.state.loaded.setdefault(buffer, {})
+        found = known.get(text)
+        if found is None:
+            found = known[text] = load()
+        return found
 
     def whole_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
         """Elements side by side, or one (`lanes` 0), which all exist. Nothing is loaded again as long as nothing is stored."""
@@ -197,12 +194,9 @@ class MemoryEmitter(PlaceEmitter):
         text = f"load {kind}, ptr {pointer.text}, align {self.align_of(buffer, lanes)}{self.aliasing.get(buffer, '')}"
         if buffer.scope == "register":  # see `tiles`
             return self.b.emit(text, element, lanes)
-        loads = self._known_loads(buffer)
-        found = loads.get(text)
-        if found is None:
-            is_odd = lanes & (lanes - 1) and buffer.dtype.bits >= 32 and buffer in self.inputs and self.module.has("avx512vl")
-            found = loads[text] = self._odd_load(buffer, pointer, lanes) if is_odd else self.b.emit(text, element, lanes)
-        return found
+        is_odd = lanes & (lanes - 1) and buffer.dtype.bits >= 32 and buffer in self.inputs and self.module.has("avx512vl")
+        load = (lambda: self._odd_load(buffer, pointer, lanes)) if is_odd else (lambda: self.b.emit(text, element, lanes))
+        return self._loaded_once(buffer, text, load)
 
     def _odd_load(self, buffer: Buffer, pointer: Value, lanes: int) -> Value:
         """As many elements as no vector has, by one masked load: LLVM would put them together from shorter vectors.
@@ -341,15 +335,14 @@ class MemoryEmitter(PlaceEmitter):
         element, lanes, align = memory_type(buffer.dtype), mask.lanes, buffer.dtype.size_bytes
         vector = f"<{lanes} x {element}>"
         name = f"llvm.masked.load.v{lanes}{_short(element)}.p0"
-        key = f"{name} {pointer.text}, {mask}"
-        loads = self._known_loads(buffer)
-        found = loads.get(key)
-        if found is None:
+
+        def load() -> Value:
             self.module.declare(name, vector, ["ptr", f"<{lanes} x i1>", vector])
             shown = self._hidden(mask) if lanes * align > self._register_bytes() else mask
             text = f"call {vector} @{name}(ptr align {align} {pointer.text}, {shown}, {vector} zeroinitializer)"
-            found = loads[key] = self.b.emit(text, element, lanes)
-        return found
+            return self.b.emit(text, element, lanes)
+
+        return self._loaded_once(buffer, f"{name} {pointer.text}, {mask}", load)
 
     def vector_offset(self, uniform: Value, known: int, lane: Value | None, varying: Value | None) -> Value:
         assert self.lane is not None

@@ -94,16 +94,15 @@ class PlaceEmitter:
         """Code whose values do not dominate what follows, and that may run again or not at all: a branch, or the body of a loop."""
         state = self.state
         loaded, tiles, stores = state.loaded, state.tiles, state.stores
-        lasting = self._lasting_loads()
-        state.loaded, state.tiles = self._lasting_loads(), {}
+        state.loaded, state.tiles = self._lasting_of(loaded), {}
         with state.builder.scope():
             yield
         unchanged = state.stores == stores
-        state.loaded, state.tiles = (loaded, tiles) if unchanged else (lasting, {})
+        state.loaded, state.tiles = (loaded, tiles) if unchanged else (self._lasting_of(loaded), {})
 
-    def _lasting_loads(self) -> dict[Buffer, dict[str, Value]]:
-        """What is known of memory that nothing stores to, whatever is done next."""
-        return {buffer: {**loads} for buffer, loads in self.state.loaded.items() if buffer in self.lasting} if self.lasting else {}
+    def _lasting_of(self, loaded: Mapping[Buffer, dict[str, Value]]) -> dict[Buffer, dict[str, Value]]:
+        """What is known of memory that nothing stores to, whatever is done next: a copy."""
+        return {buffer: {**loads} for buffer, loads in loaded.items() if buffer in self.lasting}
 
     @contextmanager
     def knowing(self, facts: Facts) -> Iterator[None]:

@@ -23,10 +23,8 @@ def is_all_products(func: PrimFunc) -> bool:
     found = _Sums()
     if not found.all_products(func.body, None):
         return False
-    if found.tile_dots:
-        return not found.products and not (func.dims and (found.interleaves or found.dots))
-    if found.dots:
-        return not found.products and not (func.dims and found.interleaves)
+    if found.dots or found.tile_dots:
+        return not found.products and not (func.dims and (found.interleaves or (found.dots and found.tile_dots)))
     return not func.dims and found.products > 0 and all(buffer.dtype.is_float and buffer.dtype.bits >= 32 for buffer in func.buffers)
 
 

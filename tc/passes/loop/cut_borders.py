@@ -69,8 +69,11 @@ def _cut(stmt: Stmt, facts: Facts, dims: frozenset[Var], *, at_end: bool = False
     return replace(stmt, **{name: _cut(child, facts, dims, at_end=at_end) for name, child in parts if isinstance(child, Stmt)})
 
 
+_CUT = (LoopKind.SERIAL, LoopKind.UNROLLED, LoopKind.VECTORIZED)
+
+
 def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
-    nodes = list(islice(walk(loop), MOST_NODES))
+    nodes = list(islice(walk(loop), MOST_NODES)) if loop.kind in _CUT else []
     if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop, nodes):
         return _split_first(loop, facts, dims, at_end)
     if loop.kind is LoopKind.VECTORIZED and _is_gathered(loop, nodes) and _is_copy(nodes):

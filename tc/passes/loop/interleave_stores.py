@@ -230,20 +230,19 @@ def _pipelined(loops: list[For], parts: _Parts, facts: Facts) -> Stmt:
     rows = _rows_of(at(number, parts.after[0]), frozenset().union(*map(buffers_written, parts.stores)))
     products = [part for stmt in parts.products for part in _listed(at(number + 1, stmt))]
     meanwhile = seq(*_interleaved(products, rows, inside), at(number, *parts.after[1:]), at(number + 1, *parts.stores))
-    own: dict[Node, Node] = {old: Buffer(old.name, old.shape, old.dtype, old.scope, old.strides) for old in parts.registers}
     whole = seq(
         at(const(0), *parts.before, _in(parts.registers, seq(*parts.products, *parts.stores))),
-        _repeated(number, simplify(count - 1, facts), seq(at(number + 1, *parts.before), substitute(_in(parts.registers, meanwhile), own))),
+        _repeated(number, simplify(count - 1, facts), seq(at(number + 1, *parts.before), _in(parts.registers, meanwhile)), facts),
         at(count - 1, *parts.after),
     )
     return _in(parts.scratch, whole if proves(count >= 1, facts) else If(count >= 1, whole))
 
 
-def _repeated(var: Var, count: Expr, body: Stmt, hints: LoopHints = NO_HINTS) -> Stmt:
+def _repeated(var: Var, count: Expr, body: Stmt, facts: Facts, hints: LoopHints = NO_HINTS) -> Stmt:
     """The body so often, in a loop where it is not once or never."""
     if is_const(count, 0):
         return Seq(())
-    return substitute(body, {var: const(0)}) if is_const(count, 1) else For(var, count, body, hints=hints)
+    return simplify_statement(substitute(body, {var: const(0)}), facts) if is_const(count, 1) else For(var, count, body, hints=hints)
 
 
 def _in(buffers: Sequence[Buffer], stmt: Stmt) -> Stmt:
@@ -353,7 +352,7 @@ def _among_iterations(loop: For, rows: _Rows, first: int, end: int, facts: Facts
         step = Var(loop.var.name, loop.var.dtype)
         number, inside = (step, facts.with_range(step, const(count))) if count > 1 else (const(0), facts)
         calls = _listed(simplify_statement(substitute(body, digits(loops, number + begin)), inside))
-        return _repeated(step, const(count), seq(*_among(calls, rows, number * each + first, each, inside)), hints)
+        return _repeated(step, const(count), seq(*_among(calls, rows, number * each + first, each, inside)), inside, hints)
 
     rest = rows.some(const(first + full * each), end - first - full * each, facts)
     return [iterations(0, full, each), *rest, iterations(full, steps - full, 0)]
