@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import os
 import re
+import tempfile
 from collections.abc import Generator, Iterator
 
 import numpy as np
@@ -19,6 +20,12 @@ settings.load_profile("tc")
 
 OTHER_CPU = "the module was compiled for a CPU with .*, which this machine lacks; .*"
 OLD_DRIVER = ".* cannot compile for this CPU, which is newer than the driver: .*"
+
+
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
+    # Tests that start Python again spent half of their time reading all modules from their texts.
+    _BYTECODE = tempfile.TemporaryDirectory(prefix="tc-tests-", ignore_cleanup_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = _BYTECODE.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
