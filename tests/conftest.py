@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tc.errors import DeviceError, UserError
+from tests.draws import covering
 
 # The same examples on every run, and no failure because the machine was busy.
 settings.register_profile("tc", derandomize=True, deadline=None, print_blob=True)
@@ -38,6 +39,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no GPU driver on this machine"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, object, object]:
+    """Of the combinations of parameters of a test that is marked as `covering`, those that add none of what it names are slow."""
+    made = yield
+    if isinstance(made, list):
+        usual = [item for item in made if isinstance(item, pytest.Function) and not item.get_closest_marker("slow")]
+        marker = usual[0].get_closest_marker("covering") if usual else None
+        if marker:
+            chosen = covering([{name: repr(value) for name, value in item.callspec.params.items()} for item in usual], *marker.args)
+            for number in set(range(len(usual))).difference(chosen):
+                usual[number].add_marker(pytest.mark.slow)
+    return made
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,20 @@ def some_of(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in quick else pytest.mark.slow)
         for case in listed
     ]
+
+
+def covering(cases: Sequence[Mapping[str, Hashable]], together: int = 1) -> list[int]:
+    """Numbers of few cases in which each value of each parameter occurs, and each combination of values of as many parameters as
+    are looked at together. The next case is the first of those that bring most that is new, of values that occur least until then."""
+    parts = [set(combinations(sorted(case.items(), key=lambda part: part[0]), min(together, len(case)))) for case in cases]
+    chosen: list[int] = []
+    missing, uses = set().union(*parts), Counter[Any]()
+    while missing:
+        best = min(range(len(cases)), key=lambda n: (-len(parts[n] & missing), sum(uses[part] for part in cases[n].items())))
+        chosen.append(best)
+        missing -= parts[best]
+        uses.update(cases[best].items())
+    return sorted(chosen)
 
 
 def exact_range(dtype: type) -> tuple[int, int]:

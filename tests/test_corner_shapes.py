@@ -200,6 +200,7 @@ def test_attention_is_one_kernel_whatever_is_promised(dim: tc.Dim, sizes: tuple[
     check(made, [[normal(*shape) for shape in shapes(2, s)] for s in sizes], 1e-4, {"s": dim})
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("columns", ["2", "k"])
 @pytest.mark.parametrize("zeros", ["uint8[n] z", "uint8[m] z"])
 def test_a_vector_of_zero_points_that_turns_out_to_have_one_is_that_of_all_columns(zeros: str, columns: str) -> None:

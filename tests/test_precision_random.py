@@ -173,6 +173,7 @@ def random_images(net: Net) -> Value:
     return net.conv(kept[-1], net.literal(7, kept[-1].exact.shape[1], 3, 3, scale=0.1), 1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 @pytest.mark.parametrize("seed", range(6))
 def test_networks_of_matrices_are_within_their_bounds(seed: int, precision: str) -> None:
@@ -181,6 +182,7 @@ def test_networks_of_matrices_are_within_their_bounds(seed: int, precision: str)
     assert net.check(random_matrices(net), precision) <= 1.0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 @pytest.mark.parametrize("seed", range(6))
 def test_networks_of_images_are_within_their_bounds(seed: int, precision: str) -> None:

@@ -163,6 +163,7 @@ CASES = [
 ]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("kind", "layout"), dict.fromkeys(CASES))
 def test_errors_grow_with_the_logarithm_of_the_terms(kind: str, layout: str) -> None:
     shape, axes = LAYOUTS[layout]
@@ -173,6 +174,7 @@ def test_errors_grow_with_the_logarithm_of_the_terms(kind: str, layout: str) -> 
         np.testing.assert_array_equal(one(x), got)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["odd", "rows", "columns", "few columns", "small planes"])
 @pytest.mark.parametrize("kind", ["ReduceSum", "ReduceMean", "ReduceL2", "ReduceLogSumExp", "MeanVarianceNormalization"])
 def test_f16_is_rounded_once_at_the_end(kind: str, layout: str) -> None:
@@ -210,6 +212,7 @@ def test_strict_sums_are_as_accurate(layout: str) -> None:
         assert excess("ReduceSum", x, axes, strict(x)) <= 1, name
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("numerics", ["default", "strict"])
 @pytest.mark.parametrize(("shape", "axis"), [((1, 1 << 17), 1), ((4, 3_001), 1), ((3_001, 20), 0), ((2, 999, 17), 1)])
 def test_softmax_of_many_numbers(shape: tuple[int, ...], axis: int, numerics: str) -> None:
@@ -259,6 +262,7 @@ def test_normalizations_of_many_numbers(name: str) -> None:
         assert (error <= bound).all(), data
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize(("shape", "axis"), [((1, 100_003), 1), ((33, 1_000), 1), ((5, 7, 300), 1), ((40, 3, 20), 0), ((70_000, 2), 0)])
 @pytest.mark.parametrize("last", [0, 1])

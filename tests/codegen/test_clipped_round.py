@@ -41,6 +41,7 @@ def values(rng: np.random.Generator, scale: float) -> np.ndarray:
     return found
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [u8, i8, u16, i16], ids=str)
 @pytest.mark.parametrize("scale", [0.5, 0.1, 1 / 3, 7.3, 1e-8, 2.0**-70, 1e30])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -74,6 +75,7 @@ LANES = {"x86-64-v2": (8, 16), "x86-64-v3": (16, 32), "x86-64-v4": (32, 64)}
 """Of two and of four vectors of f32."""
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("name", LANES)
 @pytest.mark.parametrize("dtype", [u8, i8], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 0.1, 1e-8, 1e30])

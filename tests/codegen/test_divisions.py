@@ -27,6 +27,7 @@ def _hard_quotients(dtype: DType, rng: np.random.Generator) -> tuple[np.ndarray,
     return np.append(a, pairs[0]).astype(dtype.numpy), np.append(b, pairs[1]).astype(dtype.numpy)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v3"])
 @pytest.mark.parametrize("operation", [Div, FloorDiv, FloorMod])
 @pytest.mark.parametrize("dtype", [i8, u8, i16, u16, i32, u32, i64, u64], ids=str)

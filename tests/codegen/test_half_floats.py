@@ -52,6 +52,7 @@ def _nodes(kind: str) -> list[onnx.NodeProto]:
     return [helper.make_node(op, inputs.split(), [output]) for op, inputs, output in _NODES[kind]]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("kind", _NODES)
@@ -65,6 +66,7 @@ def test_kernels_are_whole_vectors(kind: str, dtype: str, target: str) -> None:
     assert len(re.findall(r"%ymm" if target == "x86-64-v3" else r"%zmm", text)) >= 2
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("kind", _NODES)
 def test_every_cpu_gives_the_same_bits(kind: str, dtype: str, rng: np.random.Generator) -> None:

@@ -24,6 +24,7 @@ NUMPY = {"u8": np.uint8, "i8": np.int8, "f32": np.float32}
 WITHOUT = replace(native_target(), features=tuple(f for f in native_target().features if f != PERMUTES_BYTES))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", [native_target(), WITHOUT], ids=["native", "without permutations"])
 @pytest.mark.parametrize(("x", "entry"), [("u8", "u8"), ("i8", "i8"), ("u8", "i8"), ("i8", "f32")])
 @pytest.mark.parametrize("shape", [(256,), (3, 67), (2, 5, 131), (1,), (0, 4)])

@@ -112,6 +112,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("shapes", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 def test_convolutions_have_their_sums_in_registers(shapes: tuple[tuple[int, ...], ...], arch: str, tmp_path: Path) -> None:

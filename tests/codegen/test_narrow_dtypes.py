@@ -69,6 +69,7 @@ def _same(found: np.ndarray, expected: np.ndarray) -> bool:
     return found.dtype == expected.dtype and np.array_equal(a, b, equal_nan=True) and same_signs
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [*NARROW_FLOATS, *SUB_BYTE], ids=str)
 @pytest.mark.parametrize("to", [f32, f64, bf16, u8, i64, bool_, f8e5m2fnuz, f8e8m0, f4e2m1, i4], ids=str)
 def test_every_bit_pattern_is_cast_as_the_interpreter_casts_it(dtype: DType, to: DType) -> None:
@@ -188,6 +189,7 @@ SHAPES = ((2, 2), (3, 5), (7, 31), (17, 64), (130, 257))
 MORE_SHAPES = ((1, 33), (5, 16), (64, 66))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shapes", [SHAPES, pytest.param(MORE_SHAPES, marks=pytest.mark.slow)], ids=("some", "more"))
 @pytest.mark.parametrize("move", _MOVES)
 @pytest.mark.parametrize("dtype", [*SUB_BYTE, f4e2m1], ids=str)

@@ -79,6 +79,7 @@ def test_lanes_are_loaded_one_by_one_where_gathering_them_takes_longer(rows: int
             np.testing.assert_array_equal(run(func, [values, places], target=target)[0], values[places])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", [f32, f64, i64, i8, bool_], ids=str)
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
 @pytest.mark.parametrize("left_over", [0, 1])

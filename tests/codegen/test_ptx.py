@@ -91,6 +91,7 @@ def drawn(name: str, n: int) -> dict[str, np.ndarray]:
     return found
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("n", [0, 1, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_kernel_computes_what_the_graph_means(name: str, n: int) -> None:

@@ -139,6 +139,7 @@ def test_decay_is_an_exponential_down_to_the_last_normal_number(native: bool) ->
     assert ((actual[~normal] >= 0) & (actual[~normal] <= np.finfo(np.float32).smallest_normal)).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", sorted({*EXACT, "normal_cdf", "decay"}))
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
 def test_lanes_give_the_bits_of_scalars(name: str, lanes: int) -> None:

@@ -192,6 +192,7 @@ def parsed(name: str) -> onnx.ModelProto:
     return parse_model(HEAD + text.replace("{", "{" + YES, 1))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_it_runs_natively_and_right(name: str, threads: int) -> None:

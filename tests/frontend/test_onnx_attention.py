@@ -188,6 +188,7 @@ def test_attention_of_heads_is_onnxruntimes(case: str) -> None:
     check("MultiHeadAttention", o, names, outputs, num_heads=4, **attrs)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize(("biased", "attrs"), [(False, {}), (True, {}), (False, {"scale": 0.3})])
 def test_heads_of_any_width_are_compiled_once(heads: int, biased: bool, attrs: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ def check(feeds: dict[str, np.ndarray], shapes: dict[str, list[Any]], constants:
     return found
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1, 40), (2, 3, 17), (1, 2, 1), (3, 1, 200)], ids=str)

@@ -31,6 +31,7 @@ def windows(image: tuple[int, ...], block: tuple[int, ...], attributes: dict[str
     return count
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("image, block, attributes", CASES, ids=str)
 @pytest.mark.parametrize("known", [True, False])
 def test_columns_are_put_together_as_onnx_does(

@@ -49,6 +49,7 @@ def resize(shape: list[Any], sizes_or_scales: str, constants: dict[str, np.ndarr
     return make_model([node("Resize", f"x none {sizes_or_scales}", "y", **attributes)], inputs, ["y"], {**constants, "none": NONE}, opset)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_resize_to_sizes_reads_the_places_that_onnxruntime_reads(mode: str, coordinates: str) -> None:
@@ -63,6 +64,7 @@ def test_resize_to_sizes_reads_the_places_that_onnxruntime_reads(mode: str, coor
         np.testing.assert_allclose(run(imported, arrays)[0], expected, rtol=1e-4, atol=1e-5, err_msg=str(sizes))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("shape", [[1, 2, 5, 7], [1, 2, "h", "w"]], ids=str)
 @pytest.mark.parametrize("scales", [[1, 1, 0.6, 0.6], [1, 1, 1.2, 2.3]], ids=str)
@@ -296,6 +298,7 @@ def test_logarithms_of_sums_of_exponentials_do_not_overflow(dtype: type, values:
     np.testing.assert_allclose(y, np.logaddexp(*arrays["x"]), rtol=1e-6)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("lengths", [1, "k"])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("step", [-1, -2, 1])
@@ -314,6 +317,7 @@ def test_starts_before_the_first_element_are_at_it(start: int, step: int, size: 
         np.testing.assert_array_equal(result, onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)[0])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("wanted", [TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32])
 @pytest.mark.parametrize("periodic", [0, 1])
 @pytest.mark.parametrize("op", ["HannWindow", "HammingWindow", "BlackmanWindow"])
@@ -366,6 +370,7 @@ def test_groups_that_do_not_divide_the_channels_are_refused(opset: int) -> None:
 # -- pools
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 3), (3, 2), (1, 2), (2, 5)])
 def test_places_of_maxima_of_images_of_any_size(auto: str, kernel: int, stride: int) -> None:

@@ -117,6 +117,7 @@ def test_constants_that_may_be_sizes_broadcast_from_an_axis_on(op: str, axis: in
     np.testing.assert_array_equal(y, meaning(a, b.reshape((*b.shape, *[1] * (2 - first - b.ndim)))))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("opset", [1, 3, 6])
 @pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 @pytest.mark.parametrize("attrs", [{}, {"direction": "reverse"}, {"direction": "bidirectional"}, {"activations": "Relu"}, {"clip": 0.1}])

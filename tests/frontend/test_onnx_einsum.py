@@ -26,6 +26,7 @@ def operands(equation: str, rng: np.random.Generator, sizes: dict[str, int] | No
     return [rng.integers(-4, 5, shape).astype(np.float32) for shape in shapes]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("equation", EQUATIONS)
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_results_are_those_of_numpy(equation: str, symbolic: bool) -> None:

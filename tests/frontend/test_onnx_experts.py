@@ -94,6 +94,7 @@ def run(model: onnx.ModelProto, operands: Mapping[str, np.ndarray | None]) -> np
     return result
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("tokens", [0, 1, 7])
 @pytest.mark.parametrize(("kind", "has_gate"), KINDS, ids=lambda kind: str(kind.get("activation_type")) if isinstance(kind, dict) else None)
 def test_a_mixture_of_experts(kind: dict[str, Any], has_gate: bool, tokens: int, rng: np.random.Generator) -> None:
@@ -141,6 +142,7 @@ def draw_quantized(rng: np.random.Generator, rows: int, depth: int, bits: int, b
     return pack(values, bits), scale if block else scale[..., 0], pack(zero if block else zero[..., 0], bits), wide
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("block", [0, 16])
 @pytest.mark.parametrize("has_zeros", [False, True])
 @pytest.mark.parametrize("bits", [2, 4, 8])

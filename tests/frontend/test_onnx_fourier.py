@@ -28,6 +28,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6 * max(1.0, float(np.abs(expected).max(initial=0))))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("onesided", [0, 1])
 @pytest.mark.parametrize("is_complex", [False, True])
@@ -51,6 +52,7 @@ def test_half_spectra_become_real_signals(size: int) -> None:
     assert_close(compiled(model)(x)[..., 0], np.fft.irfft(x[..., 0] + 1j * x[..., 1], size, axis=1).astype(np.float32))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("axis", [0, 1, -2, -3])
 @pytest.mark.parametrize("length", [None, 4, 9])
 @pytest.mark.parametrize("known", [True, False])
@@ -67,6 +69,7 @@ def test_axes_are_cut_or_padded_to_the_length(axis: int, length: int | None, kno
     assert_close(*module.run({"x": x, **({} if known else values)}).values(), pairs(expected))  # type: ignore[misc]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("size, step", [(16, 5), (400, 160), (600, 100)])
 @pytest.mark.parametrize("onesided", [0, 1])
 @pytest.mark.parametrize("known", [True, False])

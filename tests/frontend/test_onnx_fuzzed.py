@@ -199,6 +199,7 @@ def test_the_slope_of_hard_swish_has_32_bits_for_doubles_too() -> None:
     np.testing.assert_allclose(tc.compile(model, threads=1).run(feeds)["y"], ReferenceEvaluator(model).run(None, feeds)[0], rtol=1e-14)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool"])
 def test_pools_of_steps_longer_than_their_windows_leave_elements_out_in_front(op: str, auto: str) -> None:

@@ -27,6 +27,7 @@ def model_of(
     return model
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("in_heads", [False, True])
 @pytest.mark.parametrize("rotated", [0, 4])

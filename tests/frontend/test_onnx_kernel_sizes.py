@@ -92,6 +92,7 @@ def test_a_pool_is_undone_to_a_shape_that_is_an_input() -> None:
         module.run({**feeds, "s": np.array([2, 1, 2, 4])})
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("sizes", [(4, 7), (2, 2), (9, 1), (3, 6), (0, 5)])
 def test_an_image_of_symbolic_size_is_centered(sizes: tuple[int, int], dtype: str) -> None:
@@ -104,6 +105,7 @@ def test_an_image_of_symbolic_size_is_centered(sizes: tuple[int, int], dtype: st
     np.testing.assert_array_equal(found, ReferenceEvaluator(model).run(None, feeds)[0])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("kernel", "strides", "side"), [((3, 2), (2, 1), "SAME_UPPER"), ((2, 5), (1, 3), "SAME_LOWER"), ((4, 2), (3, 2), "SAME_LOWER")]
 )
@@ -125,6 +127,7 @@ def test_a_pool_of_a_symbolic_image_keeps_its_size_natively(
         np.testing.assert_allclose(module(x), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("pads", [[1, 1], [4, 3], [2, 0, 0, 3], [-1, 2, 4, 0], [1, 2, 1, 1, 2, 1]])
 @pytest.mark.parametrize("mode", ["reflect", "wrap", "edge"])
 def test_pads_of_sizes_that_the_run_tells_may_be_larger_than_their_dims(mode: str, pads: list[int]) -> None:

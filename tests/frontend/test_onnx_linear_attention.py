@@ -38,6 +38,7 @@ def check(op: str, operands: dict[str, Any], attrs: dict[str, Any], outputs: str
         np.testing.assert_allclose(ours, other, rtol=off, atol=off * max(1, float(np.abs(other).max(initial=0))))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("length", [1, 5])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (2, 4), (3, 1)])
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
@@ -61,6 +62,7 @@ def test_attention_by_a_state(rule: str, heads: int, kv_heads: int, length: int,
         check("LinearAttention", operands, attrs, "y state", free if is_shared else None)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("taps", [1, 2, 4])
 def test_a_convolution_that_goes_on(taps: int, last: bool, rng: np.random.Generator) -> None:
@@ -101,6 +103,7 @@ def test_gates_of_attention_by_a_state(has_rate: bool, rng: np.random.Generator)
     check("LinearAttentionGate", operands, {}, "decay rate" if has_rate else "decay")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", [0, 1])
 @pytest.mark.parametrize("sections", [[2, 1, 1], [4, 0, 0], [0, 2, 2]])
 def test_rotary_embeddings_of_three_places(sections: list[int], layout: int, rng: np.random.Generator) -> None:

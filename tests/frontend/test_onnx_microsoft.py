@@ -197,6 +197,7 @@ def test_runs_along_an_axis(shape: tuple[int, ...], dim: int, size: int, step: i
     _check("UnfoldTensor", {"x": rng.standard_normal(shape).astype(F32)}, attrs, {"x": ["a", "b", "c"][: len(shape)]})
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("crop", [(4, 3), (1, 1), (1, 4)])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_crops_of_images(mode: str, crop: tuple[int, int], rng: np.random.Generator) -> None:
@@ -218,6 +219,7 @@ def test_a_crop_of_an_image_that_is_not_there() -> None:
         tc.compile(model)(*arrays.values())
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64])
 @pytest.mark.parametrize("seed", [0, 17, 2**32 - 1])
 @pytest.mark.parametrize("positive", [0, 1])

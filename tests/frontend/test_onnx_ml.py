@@ -148,6 +148,7 @@ def test_label_encoder_of_many_keys_and_of_opset_1() -> None:
     check(ml("LabelEncoder", [(I64, 1)], [S], 1, classes_strings=["x", "y"]), [np.array([1, 0, 5])])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
 @pytest.mark.parametrize("labels", [[4, 2, 9], ["a", "b", "ü"], [0, 1]])
 def test_linear_classifier(transform: str, labels: list[Any]) -> None:
@@ -189,6 +190,7 @@ def test_linear_regressor() -> None:
     check(ml("LinearRegressor", [(F, 2)], [F], coefficients=floats(5).tolist()), [floats(6, 5)], [floats(0, 5)])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("one_class", [0, 1])
 def test_svm_regressor(kind: str, one_class: int) -> None:

@@ -58,6 +58,7 @@ def _require_as_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) 
     return compiled
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("to", FLOAT8, ids=TensorProto.DataType.Name)
 @pytest.mark.parametrize("saturate", [0, 1])
 def test_casts_to_8_bit_floats_saturate_if_asked(to: int, saturate: int, rng: np.random.Generator) -> None:
@@ -158,6 +159,7 @@ def test_microscaled_weights_are_saved_and_loaded(rng: np.random.Generator, tmp_
         assert np.array_equal(loaded(x), compiled(x))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("granularity", ["tensor", "axis", "block"])
 @pytest.mark.parametrize("code", NARROW, ids=TensorProto.DataType.Name)
 def test_tensors_are_quantized_and_back(code: int, granularity: str, rng: np.random.Generator) -> None:

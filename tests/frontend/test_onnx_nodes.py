@@ -133,6 +133,7 @@ def test_node_cases_of_onnx_compiled() -> None:
     assert statuses[NATIVE] >= 1500, statuses
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
 @pytest.mark.parametrize("attributes", [{}, {"ceil_mode": 1}, {"pads": [1, 0, 1, 0]}], ids=str)
 @pytest.mark.parametrize("height", ["h", 2])

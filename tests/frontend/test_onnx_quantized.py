@@ -181,6 +181,7 @@ CASES: dict[str, tuple[str, Build]] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("literal", [True, False], ids=("literals", "data"))
 @pytest.mark.parametrize("dtype", [U8, S8])
 @pytest.mark.parametrize("case", CASES)
@@ -283,6 +284,7 @@ def test_what_cannot_be_is_refused_in_words(op: str, inputs: str) -> None:
         load_model(model, on_unsupported="error")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("are_literals", [True, False], ids=("literals", "inputs"))
 @pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
 @pytest.mark.parametrize("seed", range(6))

@@ -24,6 +24,7 @@ def native(model: object) -> object:
 SHAPES = [(1, 1, 1, 1, 1), (2, 3, 9, 7, 6), (1, 17, 16, 5, 3), (1, 2, 4, 4, 0)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("mode, ratio, moved", list(itertools.product(("avg", "max"), (0, 1, 3), ("half_pixel", "output_half_pixel"))))
 def test_aligned_regions_are_what_onnxruntime_makes_of_them(mode: str, ratio: int, moved: str) -> None:
     attributes = {"mode": mode, "sampling_ratio": ratio, "coordinate_transformation_mode": moved}

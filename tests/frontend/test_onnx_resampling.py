@@ -31,6 +31,7 @@ def resize(attributes: dict[str, Any], known: bool, h: int, w: int, p: int, q: i
     )
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("mode, known, exclude", list(itertools.product(("linear", "cubic"), (True, False), (0, 1))))
 def test_shrinking_passes_no_element_over(mode: str, known: bool, exclude: int) -> None:
     rng = np.random.default_rng(0)
@@ -80,6 +81,7 @@ def test_bytes_that_shrink_stay_bytes() -> None:
     np.testing.assert_allclose(found, np.clip(expected, 0, 255), atol=1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("mode, known", list(itertools.product(("nearest", "linear", "cubic"), (True, False))))
 def test_a_region_is_cut_out(mode: str, known: bool) -> None:
     attributes = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.5, "axes": [2, 3]}
@@ -108,6 +110,7 @@ def test_regions_that_are_no_numbers_touch_nothing_outside(end: float) -> None:
     assert np.isin(compiled(model)(np.ones(3, np.float32), np.array([0.0, end], np.float32)), [0, 1]).all()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_the_aspect_ratio_is_kept_of_sizes_that_are_data(policy: str, mode: str) -> None:

@@ -13,6 +13,7 @@ from tests.frontend.models import make_model, node, run_onnxruntime
 SAMPLING = list(itertools.product(("linear", "nearest", "cubic"), ("zeros", "border", "reflection"), (0, 1)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("mode, padding, align", SAMPLING)
 def test_grids_of_any_size_compute_what_onnxruntime_does(mode: str, padding: str, align: int) -> None:
     model = make_model(

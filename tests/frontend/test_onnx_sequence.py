@@ -164,6 +164,7 @@ def test_a_sequence_that_is_empty_after_an_iteration_had_items_before_it() -> No
                 np.testing.assert_array_equal(ours, other)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize(("axis", "rank"), [(0, 2), (1, 3), (2, 3), (-1, 2)])
 def test_parts_of_a_size_along_a_dim_that_the_run_tells(axis: int, rank: int, size: int, rng: np.random.Generator) -> None:

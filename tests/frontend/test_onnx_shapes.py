@@ -225,6 +225,7 @@ def test_other_shapes_may_be_data(op: str, target: list[int], rng: np.random.Gen
     check_against_onnxruntime(model, {"x": rng.standard_normal((1, 5, 4)).astype(F32), "t": i64(*target)})
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dims", [["a", "b", "c"], [3, 20, 17], [3, "b", 1]])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("after", ["Neg", "Transpose"])

@@ -87,6 +87,7 @@ def test_caches_are_written_where_data_say(mode: str, axis: int) -> None:
     check(make_model([node("TensorScatter", "p u w", "y", mode=mode, axis=axis)], inputs, ["y"], opset=24), feed)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("groups, parts", [(1, 1), (2, 1), (1, 2), (2, 4), (2, 3), (12, 1), (12, 4), (1, 12), (4, 6)])
 @pytest.mark.parametrize("attributes", [{}, {"strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2]}], ids=str)
 def test_taps_of_convolutions_are_moved_by_data(groups: int, parts: int, attributes: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ def inputs(missing: bool) -> list[np.ndarray]:
     return [x.astype(np.float32)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize(("modes", "missing"), [(MODES[:1], False), (MODES[1:2], True), (MODES, True)], ids=["leq", "lt", "all"])
 @pytest.mark.parametrize("targets", [1, 3])
@@ -83,6 +84,7 @@ def test_regressor(aggregate: str, modes: tuple[str, ...], missing: bool, target
     check(model, inputs(missing), [floats(0, 5)])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
 @pytest.mark.parametrize("labels", [[4, 2, 9], ["a", "b", "ü"]], ids=["integers", "strings"])
 @pytest.mark.parametrize("positive", [True, False])
@@ -96,6 +98,7 @@ def test_classifier_of_many(transform: str, labels: list[Any], positive: bool) -
     check(ml("TreeEnsembleClassifier", [(F, 2)], [S if kind.endswith("strings") else I64, F], **given), inputs(False))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
 @pytest.mark.parametrize("kind", ["a class for each tree", "a class for each leaf", "classes of some leaves", "one class of all"])
 @pytest.mark.parametrize("base", [[], [0.5, -0.25, 1.0, -3.0]])
@@ -137,6 +140,7 @@ def test_scores_of_a_regressor_are_transformed(transform: str) -> None:
     check(ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=3, **given), inputs(False))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("base", [[], [0.375]])
@@ -167,6 +171,7 @@ def test_of_two_classes_with_weights_the_one_of_the_larger_score_is_taken(transf
     np.testing.assert_allclose(scores, session.run(["y1"], {"x0": x})[0], rtol=1e-5)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("trees", [1, 3, 16, 45])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_any_number_of_rows_and_trees(trees: int, threads: int) -> None:
@@ -212,6 +217,7 @@ def test_features_that_are_known_late_are_asked_for() -> None:
         module(floats(4, last))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("aggregate", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_trees_of_version_5(aggregate: int, dtype: Any) -> None:

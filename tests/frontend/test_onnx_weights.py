@@ -205,6 +205,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(("count", "depth", "block"), [(8, 64, 32), (5, 14, 16), (3, 7, 128), (13, 112, 64), (1, 1, 16)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

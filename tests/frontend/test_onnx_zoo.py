@@ -102,6 +102,7 @@ def test_minilm_says_how_long_a_sentence_may_be(rng: np.random.Generator) -> Non
         run(load_model(zoo.path("minilm_dyn")), zoo.random_inputs("minilm_dyn", rng, {"batch": 1, "seq": 513}))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("opset", [9, 11, 13, 17, 21])
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
 def test_a_network_in_other_opsets(name: str, opset: int, rng: np.random.Generator) -> None:

@@ -18,6 +18,7 @@ def is_native(model: object) -> bool:
     return all(report.status == "native" for report in tc.inspect(model).nodes)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", sorted(NUMPY))
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_a_reduction_over_any_two_axes_is_one_module(op: str, keepdims: int) -> None:
@@ -164,6 +165,7 @@ def test_images_are_resized_by_scales_from_data(mode: str, coordinates: str) -> 
         np.testing.assert_allclose(module.run(feed)["y"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op, running", [("CumSum", np.cumsum), ("CumProd", np.cumprod)])
 @pytest.mark.parametrize("exclusive, reverse", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_running_sums_and_products_go_along_any_axis(op: str, running: object, exclusive: int, reverse: int) -> None:

@@ -41,6 +41,7 @@ def check(text: str, feeds: Sequence[Feed]) -> None:
 
 
 # Results were copied into buffers made for the dims of the call before, of size 0 on the first: the heap was overwritten.
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", [(4, 3, 2), (-1, 1, 12), (0, 0, -1), (24, 1, 1)])
 @pytest.mark.parametrize(
     "body",
@@ -309,6 +310,7 @@ def test_a_size_that_a_call_finds_may_be_forced_later() -> None:
 
 
 # ONNX's definition of the operator squeezes a batch of one away.
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("align", [0, 1])
 @pytest.mark.parametrize(("batch", "sizes"), [(1, (3, 4, 5)), (2, (3, 4, 5)), (1, (3, 2, 4, 5)), (1, (3, 4, 1))])
 @pytest.mark.parametrize("known", [True, False])

@@ -82,6 +82,7 @@ def rules(module: tc.CompiledModule) -> list[str]:
 # -- against numpy
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (33, 1, 17)], ids=str)
 def test_elementwise_on_any_shape_and_dtype(dtype: type, shape: tuple[int, ...]) -> None:

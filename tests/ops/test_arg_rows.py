@@ -38,6 +38,7 @@ def expected(op: str, x: np.ndarray, last: int) -> np.ndarray:
     return np.asarray(x.shape[-1] - 1 - find(wide[..., ::-1], axis=-1) if last else find(wide, axis=-1), np.int64)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 def test_the_first_or_last_of_the_best_is_found(op: str, dtype: type, rng: np.random.Generator) -> None:
@@ -50,6 +51,7 @@ def test_the_first_or_last_of_the_best_is_found(op: str, dtype: type, rng: np.ra
             np.testing.assert_array_equal(compiled(x), expected(op, x, last), err_msg=f"{length} {last}")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v2", "x86-64-v3", "c"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
 def test_of_any_size_on_every_target(target: str, dtype: type, rng: np.random.Generator) -> None:

@@ -27,6 +27,7 @@ def compiled(op: str, inputs: dict[str, np.ndarray], dims: list[list[Any]] | Non
     return tc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), on_unsupported="error")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", [(1,), (17,), (3, 5), (0, 4), (2 * BLOCK + 33,), (7, 1, BLOCK), (40, 9, 70)])
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.5, 1.0])
 def test_places_that_are_not_zero(shape: tuple[int, ...], density: float) -> None:
@@ -54,6 +55,7 @@ def test_one_module_takes_all_sizes() -> None:
         np.testing.assert_array_equal(module(x), np.array(np.nonzero(x)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_compress_keeps_what_the_condition_names(axis: int | None, is_known: bool) -> None:

@@ -142,6 +142,7 @@ WITH_VNNI = _with("x86-64-v4", "avx512vnni")
 AVX2 = Target.parse("x86-64-v3")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("target", "instruction", "register"), [(WITH_VNNI, "vpdpbusd", "%zmm"), (AVX2, "vpmaddwd", "%ymm")], ids=("vnni", "avx2")
 )
@@ -167,6 +168,7 @@ def test_tiles_of_sums_stay_in_registers(channels: int, kernel: int, target: Tar
     assert not [line for line in assembly.splitlines() if "(%rsp)" in line and register in line]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("target", "register"), [(WITH_VNNI, "%zmm"), (_with("x86-64-v3", "avxvnni"), "%ymm")], ids=["512", "256"])
 @pytest.mark.parametrize("is_symbolic", [False, True])
 def test_sums_of_any_sizes_and_vectors_stay_in_registers(is_symbolic: bool, target: Target, register: str) -> None:

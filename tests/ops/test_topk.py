@@ -110,6 +110,7 @@ def test_orders_that_make_most_work(order: str) -> None:
             assert np.signbit(values).all() == (order == "same")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("k", [1, 25, 26, 50, 300])
 @pytest.mark.parametrize("dtype", ["f4", "i1", "i8"])
 def test_a_bound_that_is_looked_for_first_loses_nothing(k: int, dtype: str) -> None:
@@ -132,6 +133,7 @@ def test_a_bound_that_is_looked_for_first_loses_nothing(k: int, dtype: str) -> N
             np.testing.assert_array_equal(values, x[found])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("k", [0, 1, 30, 2500])
 @pytest.mark.parametrize("kind", ["known", "given", "dim"])
 def test_sizes_that_are_known_when_it_runs(kind: str, k: int) -> None:

@@ -129,6 +129,7 @@ def test_results_that_nobody_wants_are_left_out(outputs: int, in_order: bool) ->
     check([found] if outputs == 1 else list(found), by_comparing(x, None, in_order)[:outputs])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_same_as_the_reference_and_onnxruntime(axis: int | None, in_order: bool) -> None:

@@ -401,6 +401,7 @@ def test_operands_that_are_broadcast(shape: tuple[int, ...], literal: bool) -> N
     assert blocked_ops(model).count("conv_blocked") == 2
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("parts", [(16, 5), (5, 16), (32, 16, 3), (3, 3), (16, 16), (1, 15, 16), (48, 1)], ids=str)
 @pytest.mark.parametrize("axis", [1, -1])
 def test_concatenations(parts: tuple[int, ...], axis: int) -> None:
@@ -414,6 +415,7 @@ def test_concatenations(parts: tuple[int, ...], axis: int) -> None:
     check(net.finish(x), net.arrays)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("groups", [1, 2, 3, 16, 48])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_groups(groups: int, stride: int) -> None:

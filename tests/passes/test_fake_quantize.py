@@ -84,6 +84,7 @@ def test_what_is_no_such_pair_stays(value: str) -> None:
     assert fake_quantize(func) is func
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v2", "x86-64-v3", "c"])
 @pytest.mark.parametrize("dtype", [u8, i8, u16, i16], ids=str)
 def test_numbers_are_those_of_two_conversions(dtype: DType, target: str, rng: np.random.Generator) -> None:

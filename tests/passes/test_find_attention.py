@@ -100,6 +100,7 @@ def test_scale_and_mask_added(size: tuple[int, ...]) -> None:
     check(model, m.arrays)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("fill", [float("-inf"), -1e9, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("rows", [3, 40])
 def test_masks_by_selection_and_rows_without_any_key(fill: float, rows: int) -> None:
@@ -148,6 +149,7 @@ def test_batch_and_heads_as_one_axis() -> None:
     check(model, m.arrays)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rows", [1, 2, 24])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_heads_that_share_keys(rows: int, kv_heads: int) -> None:

@@ -145,6 +145,7 @@ def exact_convolution(x: np.ndarray, w: np.ndarray, attrs: Mapping[str, Any]) ->
     return np.concatenate(found, 1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("pipeline", [SIMPLIFY, STRICT_SIMPLIFY], ids=("default", "strict"))
 @pytest.mark.parametrize(("x_type", "w_type"), list(itertools.product((U8, S8), (U8, S8))))
 def test_convolutions_are_exact(x_type: type, w_type: type, pipeline: str) -> None:
@@ -165,6 +166,7 @@ def test_a_convolution_is_onnxruntimes() -> None:
         check(net, y)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("x_type", "w_type"), list(itertools.product((U8, S8), (U8, S8))))
 @pytest.mark.parametrize("shapes", PRODUCTS)
 def test_products_with_literals_are_exact(shapes: Any, x_type: type, w_type: type) -> None:

@@ -74,6 +74,7 @@ def network(seed: int, x_type: type, w_type: type, case: int, per_channel: bool,
     return net, y, np.clip(np.round(real / np.float32(0.7)) + 100, 0, 255).astype(np.uint8)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("pipeline", [SIMPLIFY, STRICT_SIMPLIFY], ids=("default", "strict"))
 @pytest.mark.parametrize("w_type", [U8, S8])
 @pytest.mark.parametrize("x_type", [U8, S8])

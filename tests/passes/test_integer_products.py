@@ -49,6 +49,7 @@ def _bytes(rng: np.random.Generator, dtype: type, shape: tuple[int, ...]) -> np.
     return values
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v4", "x86-64-v3"])
 @pytest.mark.parametrize("weights_known", [True, False])
 @pytest.mark.parametrize("dtypes", [(np.uint8, np.int8), (np.int8, np.int8), (np.uint8, np.uint8)], ids=["u8s8", "s8s8", "u8u8"])
@@ -69,6 +70,7 @@ def test_sums_are_exact(dtypes: tuple[type, type], weights_known: bool, target: 
         assert np.array_equal(found, _expected(x.astype(np.int64) - zx, w.astype(np.int64) - zw, attrs))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v3"])
 @pytest.mark.parametrize("dtypes", [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.uint8)], ids=["u8u8", "u8s8", "s8u8"])
 @pytest.mark.parametrize("groups", [1, 2, 6])
@@ -109,6 +111,7 @@ DRAWS = [(seed, target) for seed in range(24) for target in ("native", "x86-64-v
 QUICK_DRAWS = [(seed, target) for seed, target in DRAWS if target == "native" or seed % 3 == (target == "x86-64-v3")]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("seed", "target"), some_of(DRAWS, quick=QUICK_DRAWS))
 def test_products_with_literals_are_exact(seed: int, target: str) -> None:
     """Zero points known or not, of all rows or of each, rows of any number, in batches or one vector."""
@@ -177,6 +180,7 @@ def test_products_with_literals_of_any_rank_are_exact(x_shape: tuple[int, ...], 
 
 
 # Broke the speed: of one group of terms no rule knew that they lie in groups, and the sums were made one by one.
+@pytest.mark.covering
 @pytest.mark.parametrize("columns", [1, 3, 16, 63])
 @pytest.mark.parametrize("kind", [np.uint8, np.int8])
 def test_products_of_few_terms_with_literals(kind: type, columns: int) -> None:

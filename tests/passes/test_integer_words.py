@@ -97,6 +97,7 @@ def test_literals_on_the_left(x_type: type, w_type: type) -> None:
         np.testing.assert_array_equal(run(module, net)[0], expected)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("x_type", "w_type"), PAIRS)
 def test_products_of_activations_are_exact(x_type: type, w_type: type) -> None:
     for seed, shapes in enumerate((((4, 6), (6, 5)), ((2, 3, 64), (2, 64, 7)), ((3, 1), (1, 2)), ((2, 3, 300), (300, 5)))):

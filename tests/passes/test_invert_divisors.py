@@ -35,6 +35,7 @@ def is_by_products(model: object) -> bool:
     return "bounded_quotient" in tc.lower(model, "final").as_text()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 96), (33, 32), (2, 3, 160), ("b", 64)])
 def test_blocks_of_a_row(dtype: type, shape: tuple[int | str, ...], rng: np.random.Generator) -> None:

@@ -93,6 +93,7 @@ def module_of(build: Callable[[GraphBuilder, TensorVar], Values], rows: Expr | i
     return IRModule((b.function("main", tuple(build(b, x))),))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rows", [3, None], ids=["static", "symbolic"])
 @pytest.mark.parametrize(("build", "copies"), GRAPHS, ids=[build.__name__ for build, _ in GRAPHS])
 def test_operands_are_made_in_their_places(

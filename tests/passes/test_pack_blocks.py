@@ -83,6 +83,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_weights_of_blocks_are_used_as_integers(number: int, target: str) -> None:
@@ -113,6 +114,7 @@ def test_any_number_of_rows_of_one_module(dtype: DType) -> None:
         np.testing.assert_array_equal(y, two(x))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("is_symbolic", [False, True], ids=("static", "symbolic"))
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_bf16_rounds_what_the_weights_are_multiplied_with_and_not_them(number: int, is_symbolic: bool) -> None:

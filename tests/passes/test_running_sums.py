@@ -45,6 +45,7 @@ def test_a_loop_that_asks_for_its_beginning_without_reading_what_it_wrote_is_one
     assert cut_borders(func) == func
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("attrs", [{}, {"reverse": 1}, {"exclusive": 1}, {"reverse": 1, "exclusive": 1}])
 def test_running_sums_of_any_sizes(axis: int, attrs: dict[str, int]) -> None:

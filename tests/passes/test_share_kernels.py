@@ -58,6 +58,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v3", "c"])
 @pytest.mark.parametrize("numerics", ["default", "strict"])
 @pytest.mark.parametrize("kind", LAYERS)

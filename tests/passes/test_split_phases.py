@@ -15,6 +15,7 @@ from tests.passes.test_graph_rules import ops_of
 from tests.passes.test_integer_phases import CASES, transposed
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_phases_of_floats(case: int, has_bias: bool) -> None:
@@ -83,6 +84,7 @@ def test_taps_that_a_phase_lacks_are_none_where_it_is_apart() -> None:
 
 
 # Broke the speed: each element chose among all taps, in 14 to 96 times onnxruntime's time.
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -120,6 +122,7 @@ def test_a_bias_that_is_data_beside_literal_weights(group: int) -> None:
 
 
 # What lies outside was zeros, which such weights multiplied: nearly all results were NaN.
+@pytest.mark.covering
 @pytest.mark.parametrize("numerics", ["literals", "strict literals", "strict"])
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_weights_that_are_not_finite_are_only_where_they_fall(case: int, numerics: str) -> None:

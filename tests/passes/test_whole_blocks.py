@@ -67,6 +67,7 @@ def summed_channels(module: IRModule) -> list[int]:
     return [dict(call.attrs)["in_channels"] for call in calls_of(module) if call.op == "conv_blocked"]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize(("channels", "whole"), [(40, 64), (57, 64), (96, 96)])
 @pytest.mark.parametrize("bad", [None, np.inf, np.nan])

@@ -34,6 +34,7 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("mode", "options"), MODES)
 @pytest.mark.parametrize("make", [mlp, attention])
 def test_the_result_is_near_f32_and_the_same_in_both_runtimes(
@@ -169,6 +170,7 @@ def test_weights_that_are_not_finite_are_named(rng: np.random.Generator, mode: s
         tc.quantize(model, mode=mode)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("mode", "options"), MODES)
 @pytest.mark.parametrize("columns", [8, 5])
 def test_a_weight_that_is_read_along_both_axes_has_scales_along_each(

@@ -123,6 +123,7 @@ def test_what_others_read_too_is_in_no_group(rng: np.random.Generator) -> None:
     assert operand_groups([site]) == () and len(operand_groups([replace(site, choices=mixed[1:])])) == 1
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("strength", STRENGTHS)
 @pytest.mark.parametrize("is_corrected", [False, True])
 def test_the_written_model_computes_what_was_simulated(setup: Setup, strength: float, is_corrected: bool) -> None:

@@ -62,6 +62,7 @@ def test_little_is_not_asked_for_and_much_is_refused_with_both_numbers(monkeypat
         check_fits((1 << 30) + 1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rows", [1 << 15, "n"])
 @pytest.mark.parametrize("output", ["s", "p"])
 def test_a_plan_that_does_not_fit_is_refused_before_it_runs(rows: int | str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:

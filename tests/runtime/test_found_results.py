@@ -26,6 +26,7 @@ def rows(dtype: type, count: int, width: int, seed: int = 0) -> tuple[np.ndarray
     return rng.integers(0, 2, (count, width)).astype(dtype), rng.integers(0, 2, count).astype(np.bool_)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 5, 700])
 def test_rows_of_every_type_are_those_of_numpy(dtype: type, width: int) -> None:

@@ -123,6 +123,7 @@ def _fits(index: int, array: np.ndarray) -> bool:
     return np.iinfo(array.dtype).min <= index <= np.iinfo(array.dtype).max
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("name", "row"), ALL, ids=[name for name, _ in ALL])
 def test_an_index_out_of_range_is_an_error_that_says_which(name: str, row: LookUp, threads: int) -> None:
@@ -163,6 +164,7 @@ def test_a_literal_index_out_of_range_is_an_error_too(name: str, row: LookUp) ->
             module(*[array for k, array in enumerate(arrays) if array is not None and k != row.operand])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", LOOK_UPS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_valid_indices_give_what_onnx_says_within_guarded_memory(name: str, threads: int) -> None:

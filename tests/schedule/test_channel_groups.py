@@ -80,6 +80,7 @@ def drawn(seed: int) -> Grouped:
 TARGETS = [Target.parse("x86-64-v3"), Target.parse("x86-64-v4")]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("seed", range(6))
 def test_one_kernel_serves_images_of_any_size(seed: int, target: Target) -> None:
@@ -112,6 +113,7 @@ def test_groups_of_every_number_of_channels(outputs: int) -> None:
     np.testing.assert_array_equal(run(finish_loops(made.func), arrays)[0], conv.expected(arrays))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("outputs", [17, 19, 23, 29, 31])
 def test_a_prime_number_of_channels_is_taken_several_at_a_time(outputs: int, target: Target) -> None:

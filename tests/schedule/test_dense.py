@@ -128,6 +128,7 @@ BY_ATTRIBUTE = ("LayerNormalization", "Softmax", "ArgMax")
 SHAPES = [(1, 1, 1, 1), (2, 3, 1, 1), (5, 17, 3, 2), (3, 1, 40, 1), (2, 33, 1, 70), (1, 2, 130, 3)]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", MEANINGS)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_operators_of_drawn_sizes(op: str, axis: int) -> None:

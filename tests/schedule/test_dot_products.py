@@ -52,6 +52,7 @@ def is_here(target: Target) -> bool:
     return set(target.features) <= set(native_target().features)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", [*LEVELS, WITH_VNNI], ids=("avx2", "avx512", "vnni"))
 @pytest.mark.parametrize("seed", range(12))
 def test_products_of_small_integers_are_exact(target: Target, seed: int) -> None:
@@ -237,6 +238,7 @@ def product_of_any_number_of_rows(n: int, k: int, target: Target) -> PrimFunc:
     return finish_loops(apply_rules(create_prim_func("product", [a, b], [total], (m,)), target).func, threads=2)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("rows", [0, 1, 2, 4, 7, 15, 16, 17, 40, 100])
 @pytest.mark.parametrize("sizes", [(64, 64), (19, 7), (100, 70), (33, 65), (65, 33)], ids=str)
 @pytest.mark.parametrize("target", [*LEVELS, native_target()], ids=("avx2", "avx512", "native"))

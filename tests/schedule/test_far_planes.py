@@ -28,6 +28,7 @@ def copies(model: onnx.ModelProto, target: Target) -> bool:
     return "y_global" in tc.lower(model, "scheduled", target=target).as_text()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("batch", "channels"), [(1, 40), (2, 17), (3, 33)])
 @pytest.mark.parametrize("mode", ["linear", "nearest"])

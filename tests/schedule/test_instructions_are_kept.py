@@ -72,6 +72,7 @@ def check_all_are_kept(model: onnx.ModelProto, target: Target) -> set[str]:
     return found
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("make", [convolution, product])
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", ["amx", "x86-64-v4"])
@@ -88,6 +89,7 @@ def test_rows_that_are_whole_tiles_run_on(width: int) -> None:
     assert any(name.startswith("tile_dot") for name in used)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("number", range(len(PRODUCTS)))
 @pytest.mark.parametrize("accuracy", [0, 4])
 def test_products_of_blocks_of_few_bits(number: int, accuracy: int) -> None:

@@ -201,6 +201,7 @@ WINDOWS = [  # channels, outputs, height, width, taps, stride
 ]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("sizes", WINDOWS, ids=str)
 @pytest.mark.parametrize("dtype", [u8, bf16], ids=str)
 def test_convolutions_are_the_same_bits(sizes: tuple[int, ...], dtype: DType) -> None:

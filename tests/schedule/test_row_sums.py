@@ -46,6 +46,7 @@ def answer(lanes: str) -> Decide:
     return decide
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("lanes", ["depth", "columns"])
 @pytest.mark.parametrize("seed", range(12))
 def test_products_of_few_columns_are_right_either_way(seed: int, lanes: str) -> None:
@@ -90,6 +91,7 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     np.testing.assert_allclose(found.astype(float), expected.astype(float), rtol=tolerance, atol=tolerance * np.abs(expected).max())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["x86-64-v2", "x86-64-v3", "native"])
 @pytest.mark.parametrize("columns", [2, 3, 5, 6])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.int32])

@@ -252,6 +252,7 @@ def test_plain_depthwise_convolutions_of_every_width(width: int) -> None:
     run_op("conv", [x, w, normal(rng, channels)], plain_depthwise(channels, kernel, dilation, stride), rule, 49)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 4)])
 def test_plain_depthwise_convolutions_of_symbolic_size(kernel: tuple[int, int], stride: int) -> None:
@@ -357,6 +358,7 @@ def test_pooling_of_odd_widths(kind: str, width: int) -> None:
     run_op(kind, [x], attrs, "window reduction", 9)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["max_pool", "avg_pool"])
 @pytest.mark.parametrize("width", [2, 5, 15, 16, 17, 31, 33, 40])
 def test_plain_pooling_of_odd_widths(kind: str, width: int) -> None:
@@ -413,6 +415,7 @@ def test_reductions_of_an_axis_that_others_follow(shape: tuple[int, ...]) -> Non
 ROWS = [(1, 8), (5, 3), (40, 1), (40, 64), (70, 65), (3, 7, 4), (2, 3, 9, 5), (100, 2), (33, 130), (0, 4)]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 def test_searches_of_rows_of_every_length(shape: tuple[int, ...], name: str) -> None:
@@ -460,6 +463,7 @@ BEFORE_SHORT = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape, axis", BEFORE_SHORT)
 @pytest.mark.parametrize("op", ["sum", "max", "argmax", "mean"])
 def test_reductions_of_an_axis_before_short_ones(shape: tuple[int, ...], axis: int, op: str) -> None:

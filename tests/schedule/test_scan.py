@@ -30,6 +30,7 @@ def expected(x: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.nda
     return np.flip(total, axis) if reverse else total
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_sums_along_each_axis_are_those_of_numpy(shape: tuple[int, ...], symbolic: bool, rng: np.random.Generator) -> None:

@@ -38,6 +38,7 @@ def test_a_group_of_channels_is_reduced_once(target: str) -> None:
     assert made.flops < 2 * work.flops  # with what rows that are no whole vectors add
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("target", [Target.parse("x86-64-v3"), Target.parse("x86-64-v4")], ids=str)
 def test_schedules_of_group_norms_mean_the_same(shape: tuple[int, ...], target: Target) -> None:

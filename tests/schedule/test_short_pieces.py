@@ -11,6 +11,7 @@ from tests.frontend.models import make_model, node
 NUMPY = {"ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("op", NUMPY)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int8], ids=lambda dtype: np.dtype(dtype).name)
 def test_reductions_over_axes_apart(op: str, dtype: type, rng: np.random.Generator) -> None:

@@ -35,6 +35,7 @@ def model_of(op: str, shape: list[int | str], dtype: type = np.float32) -> objec
     return make_model([node(op, "x", "y", axis=-1)], {"x": (dtype, shape)}, ["y"], opset=18)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "c"])
 @pytest.mark.parametrize("op", EXACT)
 def test_short_rows_are_those_of_float64(op: str, target: str, rng: np.random.Generator) -> None:
@@ -75,6 +76,7 @@ def test_lanes_are_rows_up_to_a_vector_of_terms(op: str, terms: int, is_exchange
     assert ("transpose=1" in text) == is_exchanged
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v3", "x86-64-v4", "x86-64-v4:machine=znver4"])
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 def test_the_place_of_an_extreme_in_a_short_row(op: str, target: str, rng: np.random.Generator) -> None:
@@ -93,6 +95,7 @@ def test_the_place_of_an_extreme_in_a_short_row(op: str, target: str, rng: np.ra
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v3", "c"])
 @pytest.mark.parametrize("dims", [["n"], ["n", "m"]])
 def test_what_is_made_of_the_mean_of_short_rows_of_any_number(dims: list[str], target: str, rng: np.random.Generator) -> None:

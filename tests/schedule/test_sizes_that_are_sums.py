@@ -27,6 +27,7 @@ def model(dims: list[int | str], op: str, **attributes: object) -> onnx.ModelPro
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dims", [["h", "w"], [21, "w"], ["h", 19]])
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize("attributes", [{}, {"strides": [2, 2]}, {"dilations": [2, 1]}], ids=["", "strides", "dilations"])

@@ -128,6 +128,7 @@ def test_rows_of_a_resized_image_are_mixed_before_columns_are_looked_up_in_them(
 TARGETS = ["native", "x86-64-v2", "x86-64-v3", "x86-64-v4", "c"]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32, np.float64], ids=lambda dtype: np.dtype(dtype).name)
 def test_few_columns_are_exchanged_whatever_their_number(dtype: type, target: str, rng: np.random.Generator) -> None:

@@ -105,6 +105,7 @@ def largest_term(case: Case) -> float:
     return 2 * float(np.prod(factors)) + 1
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(8))
 def test_products_of_staged_operands(kind: str, seed: int) -> None:
@@ -240,6 +241,7 @@ def product_of_any_number_of_rows(kind: str) -> tuple[str, PrimFunc]:
     return scheduled.rule, finish_loops(scheduled.func, threads=2)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rows", [0, 1, 3, 5, 9, 16, 40])
 @pytest.mark.parametrize("kind", ["scaled bytes", "bf16", "gathered columns", "gathered terms of weights", "transposed bf16"])
 def test_products_of_any_number_of_rows(kind: str, rows: int) -> None:

@@ -123,6 +123,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Expr], Callable[..., np.ndarray]]] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [i8, u8, i16, u16, i32, i64, f16, bf16, f32, f64], ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

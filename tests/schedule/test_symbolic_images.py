@@ -34,6 +34,7 @@ def test_no_place_is_divided_by_a_row(rank: int, taps: int) -> None:
     assert not any(re.search(r"(sdiv|srem) <", text) or "srem" in text for text in kernels)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("rank", "taps"), [(2, 1), (2, 3), (3, 2)])
 def test_images_of_any_rows(rank: int, taps: int, threads: int) -> None:

@@ -63,6 +63,7 @@ def product(operands: list[np.ndarray | None], columns: int, is_symbolic: bool) 
     return create_prim_func("product", inputs, outputs, [row] * is_symbolic, (DimFact(row, 0),) * is_symbolic)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("is_symbolic", [False, True], ids=("static", "symbolic"))
 @pytest.mark.parametrize("block", [32, 64, 96, 128, 40])
 @pytest.mark.parametrize("kind", ["bytes", "bf16"])

@@ -73,6 +73,7 @@ def compiled(func: PrimFunc, arrays: list[np.ndarray], target: Target, *dims: in
     return result
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", range(6))
 def test_products_are_exact(target: Target, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -113,6 +114,7 @@ def product_of_any_rows(n: int, k: int) -> PrimFunc:
     return create_prim_func("product", [a, b], [total], [m])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("rows", [0, 1, 4, 15, 16, 31, 33, 64])
 def test_any_number_of_rows(target: Target, rows: int) -> None:
     rng = np.random.default_rng(rows)
@@ -124,6 +126,7 @@ def test_any_number_of_rows(target: Target, rows: int) -> None:
     assert ("tdpbusd" in tile_model.used) == (rows >= 16)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("size", "is_symbolic"), [(64, False), (70, False), (16, True), (33, True), (5, True)])
 def test_products_of_a_matrix_with_itself(target: Target, size: int, is_symbolic: bool) -> None:
     n: int | Var = Var("n", i64) if is_symbolic else size
@@ -152,6 +155,7 @@ IN_BLOCKS = [(sizes, block) for sizes in SIZES for block in (16, 32, 64)]
 QUICK = [(sizes, block) for sizes, block in IN_BLOCKS if block == 32 or sizes in SIZES[1:3]]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("sizes", "block"), some_of(IN_BLOCKS, quick=QUICK), ids=str)
 @pytest.mark.parametrize("is_symbolic", [False, True], ids=("static", "symbolic"))
 def test_literals_that_were_packed_are_read_in_place(target: Target, sizes: tuple[int, int, int], block: int, is_symbolic: bool) -> None:
@@ -168,6 +172,7 @@ def test_literals_that_were_packed_are_read_in_place(target: Target, sizes: tupl
     assert all(int(copy.shape[-2].value) <= 64 for copy in copies), "rows are filled up a tile at a time"
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("symbolic", [(), (0,), (1,), (0, 1), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize(("rows", "k"), [((2, 3, 17), 64), ((1, 40, 5), 128), ((5, 7, 8), 70), ((3, 33, 1), 24)], ids=str)
 def test_rows_of_several_dims_follow_each_other_in_tiles(

@@ -25,6 +25,7 @@ def model_of(dims: list[Any], size: int, mode: str, dtype: type = np.float32) ->
     return make_model([node("DepthToSpace", "x", "y", blocksize=size, mode=mode)], {"x": (dtype, dims)}, ["y"])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])

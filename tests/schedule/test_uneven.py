@@ -50,6 +50,7 @@ def scheduled_and_finished(name: str) -> tuple[PrimFunc, PrimFunc]:
     return scheduled, finish_loops(scheduled)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", TEXTS)
 def test_kernels_for_rows_of_different_lengths_match_numpy(name: str, seed: int) -> None:

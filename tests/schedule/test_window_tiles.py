@@ -149,6 +149,7 @@ def test_a_nan_reaches_no_sum_of_another_row(stride: int) -> None:
     np.testing.assert_array_equal(np.isnan(result), np.isnan(expected_of(x, w, attrs)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("n", [0, 1, 3])
 @pytest.mark.parametrize(("stride", "pad"), [(1, 1), (2, 1), (2, 0)])
 def test_tiles_run_on_in_any_number_of_images(n: int, stride: int, pad: int) -> None:
@@ -178,6 +179,7 @@ def _is_small(result: np.ndarray, w: np.ndarray, attrs: Attrs) -> bool:
     return not WindowProduct(n, height, width, blocks * lanes, lanes, steps, attrs.in_block, u8, taps).pays(NARROW)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("window", [(3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0)], ids=str)
 @pytest.mark.parametrize("channels", [32, 96])
 def test_convolutions_of_bf16_are_summed_in_f32(window: tuple[int, int, int], channels: int) -> None:
@@ -194,6 +196,7 @@ def test_convolutions_of_bf16_are_summed_in_f32(window: tuple[int, int, int], ch
     np.testing.assert_array_less(np.abs(result - wide), 2.0**-8 * np.abs(wide) + channels * taps**2 * 2.0**-24 * size + 1e-30)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("sizes", [(1, 5, 3), (2, 9, 15), (1, 7, 16), (3, 1, 33), (1, 20, 70), (0, 4, 20)], ids=str)
 @pytest.mark.parametrize("window", [(3, 1, 1), (1, 1, 0), (3, 2, 1)], ids=str)
 def test_images_of_any_size(sizes: tuple[int, int, int], window: tuple[int, int, int]) -> None:
@@ -227,6 +230,7 @@ def test_every_grid_of_tiles_gives_the_same(grid: tuple[int, int, int]) -> None:
     assert num_products() == WindowProduct(1, 9, 40, 128, 64, 9, 64, u8).tiles(grid) * np.prod(grid) * 9
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("order", ["rows", "columns"])
 @pytest.mark.parametrize("bands", [1, 2, 4])
 def test_every_order_of_loops_gives_the_same(order: str, bands: int) -> None:

@@ -100,6 +100,7 @@ def test_columns_are_reduced_by_threads_side_by_side() -> None:
     assert {str(loop.extent) for loop in across} == {"8"}  # a warp reads four rows of 128 bytes, 128 bits a thread
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("dtype", "lanes"), [(f32, 4), (f16, 8)])
 @pytest.mark.parametrize("sizes", [(1, 256, 300), (3, 64, 2000), (2, 96, 33)])
 def test_a_product_of_few_rows_reads_vectors_of_columns(dtype: DType, lanes: int, sizes: tuple[int, int, int]) -> None:

@@ -114,6 +114,7 @@ def test_many_convolutions_are_what_the_loops_say_with_any_answers() -> None:
         case.check(scheduled, finish(scheduled, FEATURES))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("write", [text_for_cuda, text_as_ptx])
 @pytest.mark.parametrize("name", ["odd channels", "pointwise, steps", "symbolic batch"])
 def test_texts_of_convolutions_do_the_same(name: str, write: Callable[[PrimFunc], str]) -> None:

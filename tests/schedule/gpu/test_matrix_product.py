@@ -203,6 +203,7 @@ def run_text(func: PrimFunc, text: str, case: Product) -> tuple[np.ndarray, Repo
     return memory[out], run(text, "kernel_0", grid, launch.threads, arguments)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("write", [text_for_cuda, text_as_ptx])
 @pytest.mark.parametrize("name", ["odd", "turned right", "turned left", "bytes", "symbolic"])
 def test_texts_do_the_same_without_bank_conflicts(name: str, write: Callable[[PrimFunc], str]) -> None:

@@ -62,6 +62,7 @@ def test_what_fills_no_wave_has_one_order() -> None:
     assert "tile" in asked and "columns_together" not in asked
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_order_computes_each_result(seed: int, count: int) -> None:

@@ -240,6 +240,7 @@ def test_tuners_take_the_default_for_what_a_device_holds(depth: int) -> None:
     assert work.matrix_flops == {"f16": 4 * (work.threads // 128 - 1) * 64 * 4096 * depth}  # one group copies
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("language", ["ptx", "cuda"])
 @pytest.mark.parametrize("depth", [64, 128])
 def test_machine_code_multiplies_by_warpgroups_what_boxes_bring(language: str, depth: int, tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ def large(dtype: DType, turned: tuple[bool, bool]) -> Product:
     return product
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("language", ["ptx", "cuda"])
 @pytest.mark.parametrize("turned", [(False, False), (False, True)], ids=str)
 def test_machine_code_multiplies_by_warpgroups_what_boxes_bring(language: str, turned: tuple[bool, bool], tmp_path: Path) -> None:
