@@ -66,7 +66,7 @@ def test_case_of_onnx(name: str) -> None:
     run(name)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if not is_denied(name)][::25])
+@pytest.mark.parametrize("name", [name for name in ALL if not is_denied(name)][::50])
 def test_some_cases_of_onnx(name: str) -> None:
     run(name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ EQUATIONS = [
     *("...ij,...jk->...ik", "...ij,jk->...ik", "b...i,i...j->b...j", "ij,ij->ij", "ij,ij->ji", "ab,bc->ca", " i j , j k -> k i "),
 ]
 
+SIZES: list[dict[str, int]] = [{}, {}, {"j": 0}, {"i": 1, "b": 1}, {"j": 300}]
+
 
 def operands(equation: str, rng: np.random.Generator, sizes: dict[str, int] | None = None) -> list[np.ndarray]:
     sizes = dict(sizes or {})
@@ -26,17 +30,29 @@ def operands(equation: str, rng: np.random.Generator, sizes: dict[str, int] | No
     return [rng.integers(-4, 5, shape).astype(np.float32) for shape in shapes]
 
 
+def compiled(equation: str, x_shape: list[Any], y_shape: list[Any]) -> tc.CompiledModel:
+    inputs = {"x": (np.float32, x_shape), "y": (np.float32, y_shape)}
+    return tc.compile(make_model([node("Einsum", "x y", "z", equation=equation)], inputs, ["z"], opset=17))
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("equation", EQUATIONS)
-@pytest.mark.parametrize("symbolic", [False, True])
-def test_results_are_those_of_numpy(equation: str, symbolic: bool) -> None:
-    for seed, sizes in enumerate(({}, {}, {"j": 0}, {"i": 1, "b": 1}, {"j": 300})):
-        x, y = operands(equation, np.random.default_rng(seed), sizes)
-        shapes = [[f"{name}{k}" for k in range(array.ndim)] if symbolic else list(array.shape) for name, array in (("x", x), ("y", y))]
-        inputs = {name: (np.float32, shape) for name, shape in zip("xy", shapes, strict=True)}
-        model = make_model([node("Einsum", "x y", "z", equation=equation)], inputs, ["z"], opset=17)
+@pytest.mark.parametrize("number", range(len(SIZES)))
+def test_results_are_those_of_numpy(equation: str, number: int) -> None:
+    x, y = operands(equation, np.random.default_rng(number), SIZES[number])
 
-        np.testing.assert_array_equal(tc.compile(model)(x, y), np.einsum(equation.replace(" ", ""), x, y))
+    found = compiled(equation, list(x.shape), list(y.shape))(x, y)
+
+    np.testing.assert_array_equal(found, np.einsum(equation.replace(" ", ""), x, y))
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_results_of_any_size_are_those_of_numpy(equation: str) -> None:
+    drawn = [operands(equation, np.random.default_rng(seed), sizes) for seed, sizes in enumerate(SIZES)]
+    module = compiled(equation, *([f"{name}{k}" for k in range(array.ndim)] for name, array in zip("xy", drawn[0], strict=True)))
+
+    for x, y in drawn:
+        np.testing.assert_array_equal(module(x, y), np.einsum(equation.replace(" ", ""), x, y))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])

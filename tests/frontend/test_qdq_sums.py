@@ -8,6 +8,7 @@ import pytest
 
 import tc
 from tests.codegen.c.kernels import needs_compiler
+from tests.draws import some_of
 from tests.frontend.models import make_model, node
 
 BOUNDS = {np.uint8: (0, 255), np.int8: (-128, 127)}
@@ -57,7 +58,11 @@ def draw(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], np.ndarray]
 
 @pytest.mark.parametrize(
     "seed, target",
-    [*((seed, "cpu") for seed in range(12)), *(pytest.param(seed, "c", marks=needs_compiler) for seed in (1, 4))],
+    [
+        *some_of(((seed, "cpu") for seed in range(12)), quick=[(seed, "cpu") for seed in range(6)]),
+        pytest.param(1, "c", marks=needs_compiler),
+        pytest.param(4, "c", marks=[needs_compiler, pytest.mark.slow]),
+    ],
 )
 def test_residuals_have_the_bits_of_arithmetic_that_rounds_each_term(seed: int, target: str) -> None:
     model, arrays, expected = draw(seed)

@@ -22,6 +22,7 @@ from tc.fuzz.differential import How, Run, Verdict, judge
 from tc.fuzz.generate import generate, live_names
 from tc.fuzz.process import Judge, Judged
 from tc.fuzz.worker import pack_model, pack_runs, unpack_model, unpack_runs
+from tests.draws import some_of
 
 pytest.importorskip("onnxruntime")
 MODEL = onnx.parser.parse_model(
@@ -200,7 +201,7 @@ def test_a_child_that_dies_is_a_crash_and_its_successor_works(monkeypatch: pytes
     assert alive.kind == "ok"
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", some_of([8, 20, 60], quick=[8]))
 def test_random_models_agree_with_the_oracles(count: int, tmp_path: Path) -> None:
     summary = run_campaign(range(count), Settings(processes=2), tmp_path)
 
@@ -217,7 +218,7 @@ def test_five_thousand_random_models_agree_with_the_oracles(tmp_path: Path) -> N
     assert min(summary.operators.values()) >= 3
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", some_of([10, 20, 300], quick=[10]))
 def test_random_networks_agree_with_the_oracles_in_every_precision(count: int, tmp_path: Path) -> None:
     settings = Settings("networks", processes=2)
 
@@ -228,7 +229,7 @@ def test_random_networks_agree_with_the_oracles_in_every_precision(count: int, t
     assert {settings.of(seed).precision for seed in range(count)} == {"f32", "bf16", "f16", "mixed:0.05"}
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", some_of([4, 8, 300], quick=[4]))
 def test_random_loops_agree_with_the_oracles(count: int, tmp_path: Path) -> None:
     summary = run_campaign(range(count), Settings("programs", processes=2), tmp_path)
 
@@ -237,7 +238,7 @@ def test_random_loops_agree_with_the_oracles(count: int, tmp_path: Path) -> None
     assert summary.operators["Loop"] >= count // 2
 
 
-@pytest.mark.parametrize("first, last", [(50, 60), pytest.param(60, 260, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first, last", some_of([(50, 54), (54, 60), (60, 260)], quick=[(50, 54)]))
 def test_no_rule_gives_up_a_kernel_of_a_random_network_halfway(first: int, last: int) -> None:
     for seed in range(first, last):
         case = generate(seed, "networks")

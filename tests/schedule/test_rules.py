@@ -30,6 +30,7 @@ from tc.schedule.step import Schedule
 from tc.schedule.tree import block_names
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder, reduce
+from tests.draws import some_of
 from tests.frontend.models import make_model, node
 from tests.ops.kernels import correlate, make_prim_func, run
 
@@ -378,7 +379,7 @@ def test_sums_over_large_windows_are_taken_apart(kind: str, rule: str) -> None:
     run_op(kind, [normal(np.random.default_rng(0), 1, 2, 12, 40)], attrs, rule, 81)
 
 
-@pytest.mark.parametrize("columns", [1, 5, 16, 17, 40, 64, 100])
+@pytest.mark.parametrize("columns", some_of([1, 5, 16, 17, 40, 64, 100], quick=[1, 16, 40]))
 def test_sums_over_leading_axes_with_symbolic_length(columns: int) -> None:
     m = Var("m")
     x = placeholder((m, columns), f32, "X")

@@ -235,7 +235,7 @@ def most_held(stmt: Node) -> int:
     return own + max((most_held(child) for child in children(stmt) if isinstance(child, Stmt)), default=0)
 
 
-@pytest.mark.parametrize("size", [(50, 48, 128), (32, 32, 64), (50, 72, 70)])
+@pytest.mark.parametrize("size", [(50, 48, 128), (32, 32, 64), pytest.param((50, 72, 70), marks=pytest.mark.slow)])
 def test_registers_mean_the_same_to_the_interpreter(size: tuple[int, int, int]) -> None:
     func, rng = product(*size), np.random.default_rng(0)
     arrays = [numbers(rng, (size[0], size[2]), u8), numbers(rng, (size[2], size[1]), i8)]

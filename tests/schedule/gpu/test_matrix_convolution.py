@@ -79,7 +79,7 @@ CONVOLUTIONS: dict[str, Callable[[], Convolution]] = {
     "pointwise": lambda: Convolution(2, 32, 32, (5, 5), (1, 1)),
     "pointwise, steps": lambda: Convolution(1, 32, 16, (7, 7), (1, 1), strides=(2, 2)),
     "symbolic batch": lambda: Convolution(3, 16, 16, (3, 3), (3, 3), pads=(1, 1, 1, 1), symbolic=True),
-    "any size": lambda: Convolution(2, 16, 16, (5, 6), (2, 3), pads=(1, 1, 0, 1), any_size=True),
+    "any size": lambda: Convolution(1, 16, 16, (3, 5), (2, 3), pads=(1, 1, 0, 1), any_size=True),
     "empty batch": lambda: Convolution(0, 16, 16, (4, 5), (3, 3), pads=(1, 1, 1, 1), symbolic=True),
 }
 
