@@ -399,8 +399,8 @@ else:
     ("trace", "number", "where"),
     [
         ("fault:build hangs", signal.SIGKILL, "main"),
-        ("fault:build hangs", signal.SIGKILL, "thread"),
-        ("fault:hangs", signal.SIGKILL, "main"),
+        pytest.param("fault:build hangs", signal.SIGKILL, "thread", marks=pytest.mark.slow),
+        pytest.param("fault:hangs", signal.SIGKILL, "main", marks=pytest.mark.slow),
         ("fault:hangs", signal.SIGKILL, "thread"),
         ("fault:hangs", signal.SIGINT, "main"),
     ],

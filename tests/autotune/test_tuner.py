@@ -82,7 +82,7 @@ def test_equal_seeds_propose_the_same(tmp_path: Path, policy: str) -> None:
     def trials(name: str, seed: int) -> list[tuple[str, str]]:
         (tmp_path / name).mkdir()
         tasks = made_up_task(4), made_up_task(6, calls=3)
-        run = Run(tmp_path / name, *tasks, policy=policy, seed=seed, trials_per_task=40, threshold=0.0)
+        run = Run(tmp_path / name, *tasks, policy=policy, seed=seed, trials_per_task=20, threshold=0.0)
         run.run()
         return run.runner.trials
 
@@ -90,7 +90,7 @@ def test_equal_seeds_propose_the_same(tmp_path: Path, policy: str) -> None:
 
     assert first == trials("b", 1)
     assert first != trials("c", 2)
-    assert len(first) == 80
+    assert len(first) == 40
 
 
 def test_every_trial_is_written_down_at_once(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -102,14 +102,22 @@ def _flattered(job: Job, found: Measurement) -> Measurement:
     return found if found.error is not None or is_reference else Measurement.of_ratios([0.5], found.reference_seconds, found.build_seconds)
 
 
-def test_a_tuned_model_computes_the_same_and_uses_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def flattering() -> Iterator[FlatteringRunner]:
+    """Whose processes are started once."""
+    with FlatteringRunner() as shared:
+        yield shared
+
+
+def test_a_tuned_model_computes_the_same_and_uses_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flattering: FlatteringRunner
+) -> None:
     database = tmp_path / "t.db"
     events: list[Event] = []
     model = parse_module(PRODUCTS)
     monkeypatch.setattr(tuning, "_select_in_model", lambda *args: [])
 
-    with FlatteringRunner() as runner:
-        found = tune(model, "1h", threads=1, database=database, trials=4, callback=events.append, runner=runner)
+    found = tune(model, "1h", threads=1, database=database, trials=4, callback=events.append, runner=flattering)
     tuned = tc.compile(model, tune=database, threads=1)
     untuned = tc.compile(model, threads=1)
 
@@ -126,22 +134,23 @@ def test_a_tuned_model_computes_the_same_and_uses_its_records(tmp_path: Path, mo
     assert found.result.tuned_ms < found.result.default_ms
 
 
-def test_the_model_has_the_last_word_on_what_was_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_has_the_last_word_on_what_was_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flattering: FlatteringRunner
+) -> None:
     database, model = tmp_path / "t.db", parse_module(PRODUCTS)
 
-    with FlatteringRunner() as runner:
-        found = tune(model, "1h", threads=1, database=database, trials=4, runner=runner)
+    found = tune(model, "1h", threads=1, database=database, trials=4, runner=flattering)
     tuned = tc.compile(model, tune=database, threads=1)
 
     chosen = {result.kernel: result.chosen != DEFAULT for result in found.in_model}
     assert {kernel.name: kernel.tuned for kernel in tuned.report().kernels} == chosen
 
 
-def test_what_makes_the_model_no_faster_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_makes_the_model_no_faster_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flattering: FlatteringRunner) -> None:
     database, model = tmp_path / "t.db", parse_module(PRODUCTS)
     monkeypatch.setattr(tuning, "_ratio", lambda *args: Ratio(1.02, 1.0, 1.05))
 
-    first = tune(model, "1h", threads=1, database=database, trials=4)
+    first = tune(model, "1h", threads=1, database=database, trials=4, runner=flattering)
     tuned = tc.compile(model, tune=database, threads=1)
 
     assert first.is_used == (first.ratio is None)
@@ -178,7 +187,7 @@ def test_what_was_used_before_is_used_again_where_more_time_gained_nothing(tmp_p
     assert record is not None and record.schedule_key == before.schedule_key != found.schedule_key
 
 
-def test_kernels_over_symbolic_dims_are_tuned_at_a_size_and_right_at_all(tmp_path: Path) -> None:
+def test_kernels_over_symbolic_dims_are_tuned_at_a_size_and_right_at_all(tmp_path: Path, flattering: FlatteringRunner) -> None:
     text = """
 @graph
 def main(x: f32[n, 48], w: f32[48, 40]):
@@ -188,7 +197,7 @@ def main(x: f32[n, 48], w: f32[48, 40]):
 """
     model, database = parse_module(text), tmp_path / "t.db"
 
-    found = tune(model, "1h", threads=1, database=database, trials=4, sizes={"n": 30})
+    found = tune(model, "1h", threads=1, database=database, trials=4, sizes={"n": 30}, runner=flattering)
     tuned, untuned = tc.compile(model, tune=database, threads=1), tc.compile(model, threads=1)
 
     assert not any("reference" in record.detail for record in Database(database).records())
@@ -218,14 +227,14 @@ def main(x: f32[1, 8, h, w]):
     np.testing.assert_allclose(result, shifted / shifted.sum(axis=3, keepdims=True), rtol=1e-5)
 
 
-def test_a_second_run_does_not_measure_again_what_is_known(tmp_path: Path) -> None:
+def test_a_second_run_does_not_measure_again_what_is_known(tmp_path: Path, flattering: FlatteringRunner) -> None:
     database = tmp_path / "t.db"
     model = parse_module(PRODUCTS)
     events: list[Event] = []
-    tune(model, "1h", threads=1, database=database, trials=2, tasks=["matmul*"], callback=events.append)
+    tune(model, "1h", threads=1, database=database, trials=2, tasks=["matmul*"], callback=events.append, runner=flattering)
     first = [(r.workload, r.variant, r.trace) for r in Database(database).records()]
 
-    tune(model, "1h", threads=1, database=database, trials=4, tasks=["matmul*"], seed=1, callback=events.append)
+    tune(model, "1h", threads=1, database=database, trials=4, tasks=["matmul*"], seed=1, callback=events.append, runner=flattering)
 
     later = [(r.workload, r.variant, r.trace) for r in Database(database).records()]
     assert later[: len(first)] == first
@@ -233,10 +242,10 @@ def test_a_second_run_does_not_measure_again_what_is_known(tmp_path: Path) -> No
     assert len(set(later)) == trials  # checks of what looks best are records too, of schedules that are known
 
 
-def test_records_for_other_threads_are_left_alone(tmp_path: Path) -> None:
+def test_records_for_other_threads_are_left_alone(tmp_path: Path, flattering: FlatteringRunner) -> None:
     database = tmp_path / "t.db"
     model = parse_module(PRODUCTS)
-    tune(model, "1h", threads=1, database=database, trials=2)
+    tune(model, "1h", threads=1, database=database, trials=2, runner=flattering)
 
     other = tc.compile(model, tune=database, threads=2)
 

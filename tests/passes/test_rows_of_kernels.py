@@ -16,6 +16,7 @@ from tc.ir.parser import parse_module
 from tc.ops.row_windows import row_channels
 from tc.passes.pipeline import PreparedModel, lay_out, lower_model, prepare_model
 from tests.codegen import tile_model
+from tests.draws import some_of
 from tests.golden_files import TARGETS, Literals
 from tests.passes.test_tile_layout import values_of
 from tests.schedule.test_tile_products import WIDE
@@ -79,7 +80,7 @@ def first_with_rows(rng: np.random.Generator, *text: str) -> tuple[Draw, Prepare
     raise AssertionError("rows never pay")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some_of(range(12), quick=range(5)))
 def test_bytes_are_summed_exactly(seed: int) -> None:
     rng = np.random.default_rng(seed)
     draw, prepared, laid = first_with_rows(rng, "conv_integer", "u8", "i8", "i32")
@@ -91,7 +92,7 @@ def test_bytes_are_summed_exactly(seed: int) -> None:
     assert any(name.startswith("tdpb") for name in tile_model.used)
 
 
-@pytest.mark.parametrize("seed", range(100, 108))
+@pytest.mark.parametrize("seed", some_of(range(100, 108), quick=range(100, 103)))
 def test_bf16_is_summed_on_tiles_and_what_the_kernel_does_not_read_is_not_seen(seed: int) -> None:
     rng = np.random.default_rng(seed)
     draw, prepared, laid = first_with_rows(rng, "conv", "bf16", "bf16", "bf16")

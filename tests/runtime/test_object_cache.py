@@ -77,11 +77,12 @@ def _hammer(folder: str, seed: int) -> int:
     return wrong
 
 
-def test_sixteen_processes_never_see_a_wrong_entry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.slow)])
+def test_many_processes_never_see_a_wrong_entry(count: int, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # sixteen processes need not import everything again
-    with context.Pool(16) as pool:
-        wrong = pool.starmap(_hammer, [(str(tmp_path), seed) for seed in range(1, 17)])
+    context.set_forkserver_preload([__name__])  # the processes need not import everything again
+    with context.Pool(count) as pool:
+        wrong = pool.starmap(_hammer, [(str(tmp_path), seed) for seed in range(1, count + 1)])
 
     assert sum(wrong) == 0
     assert not list(tmp_path.glob("*/.tmp-*"))

@@ -39,7 +39,7 @@ def run_scenario(name: str, children: int, seconds: float) -> None:
 @pytest.mark.parametrize("name", ["beside_parent", "threads_fork", "grandchildren", "server", "pool_fork"])
 def test_children_compute_what_their_parent_does(name: str) -> None:
     """Broke when arenas were shared mappings, and when a child kept a lock or a job of its parent's threads."""
-    run_scenario(name, 8, 120)
+    run_scenario(name, 4, 120)
 
 
 @pytest.mark.slow

@@ -222,7 +222,10 @@ def test_convolutions_in_groups(groups: int, stride: int, dilation: int) -> None
     run_op("conv_blocked", arrays, conv_attrs(channels, block, (3, 3), stride, dilation, groups, dilation), "contraction", 40)
 
 
-@pytest.mark.parametrize("width", range(1, 31))
+WIDTHS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 65, 112]
+
+
+@pytest.mark.parametrize("width", some_of(range(1, 31), quick=[width for width in WIDTHS if width < 31]))
 def test_depthwise_convolutions_of_every_width(width: int) -> None:
     rng = np.random.default_rng(width)
     block = native_target().lanes(32)
@@ -240,7 +243,7 @@ def plain_depthwise(channels: int, kernel: tuple[int, int], dilation: int, strid
     return {"strides": (stride, stride), "pads": (*pads, *pads), "dilations": (dilation, dilation), "groups": channels}
 
 
-@pytest.mark.parametrize("width", [*range(1, 36), 47, 48, 49, 64, 65, 112])
+@pytest.mark.parametrize("width", some_of([*range(1, 36), 47, 48, 49, 64, 65, 112], quick=WIDTHS))
 def test_plain_depthwise_convolutions_of_every_width(width: int) -> None:
     rng = np.random.default_rng(width)
     kernel = [(3, 3), (5, 5), (1, 7), (3, 1), (2, 3)][width % 5]

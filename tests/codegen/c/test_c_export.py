@@ -117,7 +117,11 @@ def test_loops_branches_and_sizes_from_data_run_without_python(program):
 
 
 @pytest.mark.parametrize(
-    "name", ["rows put behind a value that others read before and after", "values that take each other's place, and views of them"]
+    "name",
+    [
+        pytest.param("rows put behind a value that others read before and after", marks=pytest.mark.slow),
+        "values that take each other's place, and views of them",
+    ],
 )
 def test_blocks_of_changing_sizes_hold_what_they_must(name, tmp_path):
     made = changing_sizes.parsed(name)
