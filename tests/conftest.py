@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import gc
 import os
 import re
 import tempfile
@@ -32,6 +33,14 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not i
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files; read the diff afterwards")
     parser.addoption("--seeds", default="0:200", metavar="FROM:TO", help="of random schedules that `-m slow` draws (default: 0:200)")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected lives until the end, so the garbage collector need not walk it again and again; nor need it walk what is new
+    each time that there are 700 objects more. A sixth of the time of the tests went there."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, *gc.get_threshold()[1:])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

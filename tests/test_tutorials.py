@@ -22,8 +22,9 @@ def test_there_are_tutorials() -> None:
     assert [source.name[:2] for source in sources()][:2] == ["01", "02"]
 
 
-LONG = {"02_tuning_a_matmul", "04_int8_and_bf16"}
-"""They search, and searching takes its time; the second also takes a model from a package registry. `pytest -m slow` runs them."""
+LONG = {"02_tuning_a_matmul", "03_a_gpu_kernel_without_a_gpu", "04_int8_and_bf16"}
+"""They search, or interpret what a device does, and both takes its time; the last takes a model from a package registry. `pytest -m slow`
+runs them."""
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def main(x: f32[n, 48], w: f32[48, 40]):
 """
     model, database = parse_module(text), tmp_path / "t.db"
 
-    found = tune(model, "1h", threads=1, database=database, trials=4, sizes={"n": 30}, runner=flattering)
+    found = tune(model, "1h", threads=1, database=database, trials=2, sizes={"n": 30}, runner=flattering)
     tuned, untuned = tc.compile(model, tune=database, threads=1), tc.compile(model, threads=1)
 
     assert not any("reference" in record.detail for record in Database(database).records())

@@ -18,7 +18,7 @@ from tests.opencl_driver import need_opencl
 
 pytest.importorskip("onnxruntime")
 ROOT = Path(__file__).parents[2]
-FEW_AND_MANY = [5, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
+FEW_AND_MANY = [3, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
 
 
 def skip_without(target: str) -> None:

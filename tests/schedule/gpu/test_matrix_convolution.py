@@ -21,6 +21,7 @@ from tc.schedule.knobs import take_default
 from tc.schedule.rules import apply_rules
 from tc.te import compute, create_prim_func, placeholder
 from tests.codegen.c.devices import OpenClPrograms, opencl_context
+from tests.draws import some_of
 from tests.ptx.launch import run
 from tests.schedule.gpu.launches import DEVICE, drawn
 from tests.schedule.gpu.test_matrix_product import FEATURES, calls_of, finish, text_as_ptx, text_for_cuda
@@ -84,7 +85,7 @@ CONVOLUTIONS: dict[str, Callable[[], Convolution]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", some_of(CONVOLUTIONS, quick=CONVOLUTIONS.keys() - {"dilated", "pointwise", "pointwise, steps"}))
 def test_convolutions_of_fragments_are_what_the_loops_say(name: str) -> None:
     case = CONVOLUTIONS[name]()
     scheduled = case.scheduled()

@@ -33,6 +33,7 @@ from tc.schedule.rules import apply_rules
 from tc.target import Target
 from tc.te import create_prim_func, placeholder
 from tests.codegen.machine_code import assembled, disassembler
+from tests.draws import some_of
 from tests.ptx.kernels import run_launches
 from tests.ptx.launch import Report
 from tests.ptx.nvcc import ptx_of
@@ -89,7 +90,7 @@ def test_both_texts_multiply_by_warpgroups_what_boxes_bring(depth: int) -> None:
         assert report.bank_conflicts() == 0
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 80))])
+@pytest.mark.parametrize("seed", some_of(range(80), quick=[1]))
 def test_any_attention_of_warpgroups_in_both_texts(seed: int) -> None:
     rng = np.random.default_rng([90, seed])
     problem = drawn_attention(rng, (f16, bf16)[seed % 2], groups=True)
