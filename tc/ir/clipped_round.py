@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tc.ir.dtype import DType, f32, int_range
+from tc.ir.dtype import DType, f32, i32, int_range
 from tc.ir.expr import Add, Cast, Const, Div, Expr, MathCall, Max, Min
 
 LEAST_DIVISOR, MOST_DIVISOR = 2.0**-60, 2.0**60
@@ -18,7 +18,7 @@ class ClippedRound:
     """`dtype(clip(round(value / divisor) + shift, low, high))`; bounds and shift are integers, 0 lies between the bounds.
 
     A shift that is no literal is f32, a number of `dtype`; `low` is then 0. The value may then be a `bounded_quotient`, whose bounds are
-    what the least and the greatest of `dtype` mean.
+    what the least and the greatest of `dtype` mean. `is_whole`: the quotient is known to be nearest to an i32.
     """
 
     value: Expr
@@ -27,6 +27,7 @@ class ClippedRound:
     low: int
     high: int
     dtype: DType
+    is_whole: bool = False
 
     @property
     def is_bounded(self) -> bool:
@@ -47,20 +48,25 @@ def as_clipped_round(expr: Cast) -> ClippedRound | None:
         case _:
             return None
     rounded, shift = (inside.lhs, _number(inside.rhs)) if isinstance(inside, Add) else (inside, 0.0)
+    is_whole = False
+    match rounded:
+        case Cast(operand=Cast(operand=inner, dtype=between)) if between is i32:  # a cast is of what is in range
+            rounded, is_whole = inner, True
     if not isinstance(rounded, MathCall) or rounded.name != "round":
         return None
     least, most = int_range(dtype)
-    if isinstance(inside, Add) and (_is_bounded_quotient(rounded.args[0]) or (shift is None and _is_number_of(dtype, inside.rhs))):
+    is_given = shift is None and (is_whole or _is_number_of(dtype, inside.rhs)) if isinstance(inside, Add) else False
+    if isinstance(inside, Add) and (_is_bounded_quotient(rounded.args[0]) or is_given):
         if low != 0 or not _is_whole(high) or high > most:
             return None
         value, divisor = _divided(rounded.args[0])
-        return ClippedRound(value, divisor, inside.rhs, 0, int(high), dtype)
+        return ClippedRound(value, divisor, inside.rhs, 0, int(high), dtype, is_whole)
     if shift is None or not all(_is_whole(number) for number in (low, high, shift)) or abs(shift) > MOST_SHIFT:
         return None
     if not least <= low <= 0 <= high <= most:
         return None
     value, divisor = _divided(rounded.args[0])
-    return ClippedRound(value, divisor, int(shift), int(low), int(high), dtype)
+    return ClippedRound(value, divisor, int(shift), int(low), int(high), dtype, is_whole)
 
 
 def _divided(value: Expr) -> tuple[Expr, float | None]:

@@ -2,6 +2,7 @@
 
 A float becomes the integer nearest to it in steps of the scale, of two as near ones the even one; then the zero point is added, then what
 is out of range becomes the nearest end of the range, as infinities do. NaN becomes the least number, as in onnxruntime.
+The attribute `bounded` promises that no quotient is NaN, or beyond MOST_STEPS either way.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from tc.ops.common import (
 )
 from tc.ops.registry import REQUIRED, BlockedForm, OpDef, register, require
 from tc.te import Tensor
+
+MOST_STEPS = 2.0**30
 
 
 def _along(tensor: Tensor | None, axes: Sequence[Expr], axis: int, size: Expr, block: int) -> Expr | None:
@@ -104,6 +107,8 @@ def _compute_quantize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType
         if attrs.dtype.is_float:  # its zero point is 0
             return cast(_clipped(quotient, largest_number(attrs.dtype)) if attrs.saturate else quotient, attrs.dtype)
         value: Expr = call("round", quotient)
+        if attrs.bounded:  # what is cast is in range
+            value = cast(cast(value, i32), f32)
         shift = _along(zero, axes, axis, size, attrs.block_size)
         if shift is not None:
             value = value + cast(shift, f32)
@@ -189,6 +194,9 @@ def _samples(rng: np.random.Generator) -> Any:
     x = (rng.standard_normal((2, 3, 4)) * 50).astype(np.float32)
     yield [x, np.array(0.5, np.float32), np.array(128, np.uint8)], {"dtype": u8}
     yield [x, np.array([0.5, 1.0, 2.0], np.float32), np.array([0, 1, -3], np.int8)], {"dtype": i8}
+    many = np.array([MOST_STEPS, -MOST_STEPS, 127.5, 128.5, -0.5, -128.5, 32768, -32769, 0], np.float32)
+    for zero in (np.uint8(0), np.uint8(128), np.int8(-3), np.uint16(7), np.int16(-9)):
+        yield [many, np.array(1.0, np.float32), np.array(zero)], {"dtype": from_numpy(zero.dtype), "bounded": True}
     ends = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 0.5, 1.5, -2.5], np.float32)
     for dtype in (u8, i8, u16, i16):
         yield [ends, np.array(0.5, np.float32), np.array(int_range(dtype)[1], dtype.numpy)], {"dtype": dtype}
@@ -222,7 +230,7 @@ register(
         _infer_quantize,
         _run_quantize,
         _compute_quantize,
-        {"axis": 1, "dtype": REQUIRED, "block_size": 0, "saturate": True},
+        {"axis": 1, "dtype": REQUIRED, "block_size": 0, "saturate": True, "bounded": False},
         blocked=_blocked("quantize_linear"),
         samples=_samples,
     )

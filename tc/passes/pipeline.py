@@ -20,6 +20,7 @@ from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.passes import lower
 from tc.passes.graph import (
+    bounded_steps,
     byte_tables,
     canonicalize,
     convert_layout,
@@ -83,8 +84,8 @@ from tc.target import Target
 
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
-    *(byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops, integer_graphs),
-    *(integer_products, narrow_floats, share_kernels, share_scales),
+    *(bounded_steps, byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops),
+    *(integer_graphs, integer_products, narrow_floats, share_kernels, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(separate_attention, separate_windows, transforms_as_products, unify_dims),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
@@ -138,6 +139,7 @@ FUSE = """
     use_winograd,                   # of convolutions that have a layout
     integer_windows,                # of those that have none
     merge_scales,                   # when what is quantized and dequantized again by the same steps has met
+    bound_steps,                    # of the steps that are merged
     pack_matmul,
     separate_windows,               # of what has no blocks of channels
     share_scales,                   # last of what reads scales and zero points

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import i64
-from tc.ir.expr import Buffer, Expr, FloorDiv, FloorMod, Load, Var, conjuncts, const, equal, logical_and
+from tc.ir.expr import Add, Buffer, Const, Expr, FloorDiv, FloorMod, Load, Var, conjuncts, const, equal, logical_and
 from tc.ir.loop import (
     Alloc,
     AxisKind,
@@ -24,11 +24,12 @@ from tc.ir.loop import (
 )
 from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.paths import facts_along
-from tc.ir.uses import variables
+from tc.ir.uses import buffers_read, buffers_written, has_intrinsic, variables
 from tc.schedule.tree import (
     Place,
     axis_loops,
     block_names,
+    block_places,
     check_extent_stays,
     facts_at,
     find_block,
@@ -137,6 +138,79 @@ def _check_apart(spatial: tuple[BlockAxis, ...], kinds: dict[Var, AxisKind], wha
                 raise ScheduleError(
                     f"{what}: loop {var.name} drives spatial and reduction axes of block {block} at once"
                 )
+
+
+def init_with_addend(func: PrimFunc, block: str) -> PrimFunc:
+    """Let sums of integers, which the block sets to 0, start with what is added to them when they are done.
+
+        for j: C[i, j] = 0                                  for j: C[i, j] = B[j]
+        for k: for j: C[i, j] = C[i, j] + A[k, j]    =>     for k: for j: C[i, j] = C[i, j] + A[k, j]
+        for j: Y[i, j] = f(C[i, j] + B[j])                  for j: Y[i, j] = f(C[i, j])
+
+    Sums of integers wrap, so every bit stays. Raises ScheduleError unless the block does that at its own axes, what else writes the sums
+    adds to them, and what else reads them adds one element of an input to each, the same everywhere.
+    """
+    start = find_block(func, block).block
+    store = start.body
+    if not isinstance(store, Store) or not _is_zero(store.value):
+        raise ScheduleError(f"init_with_addend: block {block} does not set sums of integers to 0")
+    sums, axes = store.buffer, {axis.var for axis in start.axes}
+    if sums in func.buffers or len(set(store.indices)) != len(store.indices) or not axes.issuperset(store.indices):
+        raise ScheduleError(f"init_with_addend: block {block} does not write scratch memory at its own axes")
+    added: dict[Node, Load] = {}
+    addends: set[Load] = set()
+    for other in (place.block for place in block_places(func)):
+        if other is start or sums not in buffers_read(other) | buffers_written(other):
+            continue
+        if sums in buffers_written(other):
+            if not _adds_to(other.body, sums):
+                raise ScheduleError(f"init_with_addend: block {other.name} does not just add to {sums.name}")
+            continue
+        found = [(node, *_sum_and_addend(node, sums)) for node in walk(other) if isinstance(node, Add)]
+        found = [each for each in found if each[1] is not None]
+        reads = sum(isinstance(node, Load) and node.buffer is sums for node in walk(other))
+        if has_intrinsic(other) or len(found) != reads:
+            raise ScheduleError(f"init_with_addend: block {other.name} reads {sums.name} without an addend")
+        for node, load, addend in found:
+            added[node] = load
+            addends.add(_at_start(func, addend, load, store))
+    if len(addends) != 1:
+        raise ScheduleError(f"init_with_addend: {sums.name} has {len(addends)} addends")
+    (value,) = addends
+    started = replace_stmt(func, find_block(func, block), replace(start, body=replace(store, value=value)))
+    return replace(started, body=substitute(started.body, added))
+
+
+def _is_zero(value: Expr) -> bool:
+    return isinstance(value, Const) and value.dtype.is_int and not value.dtype.is_bool and value.value == 0
+
+
+def _adds_to(body: Stmt, sums: Buffer) -> bool:
+    """Whether a statement adds to one element of the sums what they are not part of."""
+    if not isinstance(body, Store) or not isinstance(body.value, Add):
+        return False
+    total, term = body.value.lhs, body.value.rhs
+    return isinstance(total, Load) and total.buffer is sums and total.indices == body.indices and sums not in buffers_read(term)
+
+
+def _sum_and_addend(node: Add, sums: Buffer) -> tuple[Load, Load] | tuple[None, None]:
+    """The element of the sums and the other that an addition is of."""
+    match node.lhs, node.rhs:
+        case (Load() as load, Load() as addend) | (Load() as addend, Load() as load) if load.buffer is sums and addend.buffer is not sums:
+            return load, addend
+    return None, None
+
+
+def _at_start(func: PrimFunc, addend: Load, load: Load, store: Store) -> Load:
+    """What is added to an element where it is read, by the axes of the block that sets it to 0."""
+    buffer, places = addend.buffer, {index: place for place, index in enumerate(load.indices) if isinstance(index, Var)}
+    if buffer not in func.inputs or writers_of(func, buffer) or buffer.dtype is not store.buffer.dtype:
+        raise ScheduleError(f"init_with_addend: {buffer.name} is no input of the type of the sums")
+    for dim, index in zip(buffer.shape, addend.indices, strict=True):
+        known = index in places and prove(store.buffer.shape[places[index]] <= dim, Facts.of(func.facts)) is True
+        if not known and not isinstance(index, Const):
+            raise ScheduleError(f"init_with_addend: {buffer.name} has no element for each of {store.buffer.name}")
+    return substitute(addend, {index: store.indices[place] for index, place in places.items()})
 
 
 def rfactor(func: PrimFunc, block: str, loop: str) -> PrimFunc:

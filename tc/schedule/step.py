@@ -70,6 +70,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "compute_at": compute_at.compute_at,
     "reverse_compute_at": compute_at.reverse_compute_at,
     "decompose_reduction": reduction.decompose_reduction,
+    "init_with_addend": reduction.init_with_addend,
     "rfactor": reduction.rfactor,
     "merge_online": online.merge_online,
     "merge_loops": online.merge_loops,
@@ -457,6 +458,9 @@ class Schedule:
     def decompose_reduction(self, block: str, loop: str) -> str:
         """Returns the name of the initialising block."""
         return self._new_block("decompose_reduction", block, loop)
+
+    def init_with_addend(self, block: str) -> None:
+        self._do("init_with_addend", block)
 
     def rfactor(self, block: str, loop: str) -> str:
         """Returns the name of the block of partial results."""

@@ -13,6 +13,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
+from tc.passes.graph.bounded_steps import BOUND_RULES
 from tc.passes.graph.byte_tables import TABLE_RULES
 from tc.passes.graph.dce import remove_dead_code
 from tc.passes.graph.find_attention import ATTENTION_RULES, ROUNDING_RULES
@@ -31,7 +32,7 @@ from tc.passes.graph.transforms_as_products import TRANSFORM_RULES
 
 RULES = (
     *(*GRAPH_RULES, *ATTENTION_RULES, *ROUNDING_RULES, *IDIOM_RULES, *INTEGER_RULES, *WINDOWS_RULES, *MERGED_SCALE_RULES),
-    *(*MOVEMENT_RULES, *SIGN_RULES, *PHASE_RULES, *PRODUCT_RULES, *SCALE_RULES, *POOL_RULES, *TABLE_RULES, *TRANSFORM_RULES),
+    *(*MOVEMENT_RULES, *SIGN_RULES, *PHASE_RULES, *PRODUCT_RULES, *BOUND_RULES, *SCALE_RULES, *POOL_RULES, *TABLE_RULES, *TRANSFORM_RULES),
     *matmul_rules(8, features=("avx2", "avxvnni")),
     *phase_rules(4),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tc.interp import run_prim_func
-from tc.ir.dtype import f32, i64
-from tc.ir.expr import Var, call, const, maximum, select
+from tc.ir.dtype import DType, f32, i32, i64
+from tc.ir.expr import Var, call, const, floormod, maximum, select
 from tc.ir.loop import PrimFunc
 from tc.schedule.step import Schedule
 from tc.te import compute, create_prim_func, placeholder, reduce
@@ -34,17 +34,27 @@ def matmul(m: int | Var = 6, n: int = 8, k: int = 5) -> PrimFunc:
     return create_prim_func("matmul", [a, b], [total], (m,) if isinstance(m, Var) else ())
 
 
-def biased(m: int = 6, n: int = 8, k: int = 5) -> PrimFunc:
-    """A matmul, and a stage that applies a bias and an activation."""
-    a, b, bias = placeholder((m, k), f32, "A"), placeholder((k, n), f32, "B"), placeholder((n,), f32, "bias")
+def biased(m: int = 6, n: int = 8, k: int = 5, dtype: DType = f32, biases: int | None = None) -> PrimFunc:
+    """A matmul, and a stage that applies a bias, one of some, and an activation."""
+    a, b, bias = placeholder((m, k), dtype, "A"), placeholder((k, n), dtype, "B"), placeholder((biases or n,), dtype, "bias")
     mm = reduce("sum", (m, n), (k,), lambda i, j, r: a[i, r] * b[r, j], "mm")
-    act = compute((m, n), lambda i, j: maximum(mm[i, j] + bias[j], 0.0), "act")
+    act = compute((m, n), lambda i, j: maximum(mm[i, j] + bias[floormod(j, biases) if biases else j], const(0, dtype)), "act")
     return create_prim_func("biased", [a, b, bias], [act])
 
 
-def row_sum(m: int = 3, k: int | Var = 10) -> PrimFunc:
+def two_addends(other: str = "bias") -> PrimFunc:
+    """A matmul of integers and a bias, and once more with another one, without one, or with one that is no input."""
+    a, b, bias, more = (placeholder(shape, i32, name) for shape, name in (((4, 3), "A"), ((3, 4), "B"), ((4,), "bias"), ((4,), "more")))
+    mm = reduce("sum", (4, 4), (3,), lambda i, j, r: a[i, r] * b[r, j], "mm")
+    long = compute((4,), lambda j: bias[j] + more[j], "long")
+    act = compute((4, 4), lambda i, j: mm[i, j] + (long if other == "long" else bias)[j], "act")
+    again = compute((4, 4), lambda i, j: mm[i, j] + (more[j] if other == "bias" else bias[i]) if other != "mm" else mm[i, j] * 2, "other")
+    return create_prim_func("two_addends", [a, b, bias, more], [act, again])
+
+
+def row_sum(m: int = 3, k: int | Var = 10, dtype: DType = f32) -> PrimFunc:
     """s[i] = sum A[i, k]."""
-    a = placeholder((m, k), f32, "A")
+    a = placeholder((m, k), dtype, "A")
     dims = (k,) if isinstance(k, Var) else ()
     return create_prim_func("row_sum", [a], [reduce("sum", (m,), (k,), lambda i, r: a[i, r], "s")], dims)
 

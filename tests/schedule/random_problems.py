@@ -178,14 +178,15 @@ def gathered_depth(rng: np.random.Generator) -> Problem:
 
 
 def int8(rng: np.random.Generator) -> Problem:
-    """Bytes of both kinds are multiplied and summed in 32 bits, scaled in floats, and stored as bytes."""
+    """Bytes of both kinds are multiplied and summed in 32 bits, with a bias, scaled in floats, and stored as bytes."""
     m, n, k = (int(v) for v in rng.integers(1, 14, 3))
     a, b, scale = placeholder((m, k), u8, "A"), placeholder((k, n), i8, "B"), placeholder((n,), f32, "s")
+    bias = placeholder((n,), i32, "bias")
     c = reduce("sum", (m, n), (k,), lambda i, j, r: cast(a[i, r], i32) * cast(b[r, j], i32), "mm")
-    d = compute((m, n), lambda i, j: cast(c[i, j], f32) * scale[j], "dequantize")
+    d = compute((m, n), lambda i, j: cast(c[i, j] + bias[j], f32) * scale[j], "dequantize")
     e = compute((m, n), lambda i, j: cast(minimum(maximum(call("round", d[i, j]), -128.0), 127.0), i8), "quantize")
     arrays = [rng.integers(0, 256, (m, k)).astype(np.uint8), rng.integers(-128, 128, (k, n)).astype(np.int8), integers(rng, n) / 8]
-    return create_prim_func("int8", [a, b, scale], [e]), arrays, ()
+    return create_prim_func("int8", [a, b, scale, bias], [e]), [*arrays, rng.integers(-999, 999, n).astype(np.int32)], ()
 
 
 def packed(rng: np.random.Generator) -> Problem:

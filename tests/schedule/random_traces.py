@@ -46,6 +46,7 @@ class Proposer:
             (self.move, 5),
             (self.reverse_move, 3),
             (self.decompose, 2),
+            (self.init, float(self.schedule.func.name == "int8")),
             (self.rfactor, 3),
             (self.cache, 3),
             (self.layout, 1),
@@ -123,6 +124,10 @@ class Proposer:
     def decompose(self) -> None:
         block = self.reduction()
         self.schedule.decompose_reduction(block, self.one(list(self.schedule.loops_of(block))))  # type: ignore[arg-type]
+
+    def init(self) -> None:
+        names = [place.block.name for place in block_places(self.schedule.func)]
+        self.schedule.init_with_addend(self.one([name for name in names if name.endswith("_init")]))  # type: ignore[arg-type]
 
     def rfactor(self) -> None:
         block = self.reduction()

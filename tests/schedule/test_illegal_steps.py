@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tc.errors import ScheduleError
+from tc.ir.dtype import i32
 from tc.ir.expr import Var
 from tc.ir.loop import PrimFunc
 from tc.schedule.step import Schedule
@@ -20,6 +21,7 @@ from tests.schedule.programs import (
     row_sum,
     shifted,
     softmax,
+    two_addends,
     two_readers,
 )
 
@@ -36,6 +38,10 @@ def _then(*steps: Steps) -> Steps:
         return steps[-1](schedule)
 
     return run
+
+
+def _started(block: str = "mm", loop: str = "ri") -> Steps:
+    return _then(lambda s: s.decompose_reduction(block, loop), lambda s: s.init_with_addend(f"{block}_init"))
 
 
 ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
@@ -198,6 +204,13 @@ ILLEGAL: list[tuple[PrimFunc, Steps, str]] = [
         _then(lambda s: s.compute_at("s", "j_1"), lambda s: s.decompose_reduction("s", "j_1")),
         r"decompose_reduction: loop j_1 is around block y too",
     ),
+    (biased(), _started(), r"init_with_addend: block mm_init does not set sums of integers to 0"),
+    (biased(dtype=i32), lambda s: s.init_with_addend("act"), r"init_with_addend: block act does not set sums of integers to 0"),
+    (biased(dtype=i32, biases=2), _started(), r"init_with_addend: bias has no element for each of mm"),
+    (row_sum(dtype=i32), _started("s"), r"init_with_addend: block s_init does not write scratch memory at its own axes"),
+    (two_addends(), _started(), r"init_with_addend: mm has 2 addends"),
+    (two_addends("mm"), _started(), r"init_with_addend: block other reads mm without an addend"),
+    (two_addends("long"), _started(), r"init_with_addend: long is no input of the type of the sums"),
     (row_sum(), lambda s: s.rfactor("s", "i"), r"rfactor: loop i does not drive a reduction axis of block s"),
     (chain(), lambda s: s.rfactor("a", "i"), r"rfactor: block a is not a reduction by a named monoid"),
     (

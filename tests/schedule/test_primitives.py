@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tc.ir.dtype import f32
+from tc.ir.dtype import f32, i32
 from tc.ir.expr import Var
 from tc.ir.hints import LoopHints
 from tc.passes.loop.compact_buffers import compact_buffers
@@ -396,6 +396,32 @@ def test_a_dim_by_which_terms_are_fused_is_none_of_their_loops() -> None:
     (start,) = (place.block for place in block_places(s.func) if place.block.name == "y_init")
     assert str(start.where) == "io * 4 + ii_init < n"
     assert_same(func, s, (3, 5))
+
+
+def test_init_with_addend() -> None:
+    func = biased(dtype=i32)
+    s = Schedule(func)
+    start = s.decompose_reduction("mm", "ri")
+
+    s.init_with_addend(start)
+
+    assert outline(s.func) == after(
+        """
+        global mm: i32[6, 8]
+        i < 6
+          j < 8
+            mm_init(vi=i, vj=j)
+              mm[vi, vj] = bias[vj]
+            ri < 5
+              mm(vi=i, vj=j, vri=ri)
+                mm[vi, vj] = mm[vi, vj] + A[vi, vri] * B[vri, vj]
+        i_1 < 6
+          j_1 < 8
+            act(vi=i_1, vj=j_1)
+              act[vi, vj] = max(mm[vi, vj], i32(0))
+        """
+    )
+    assert_same(func, s)
 
 
 def test_rfactor_keeps_partial_results_complete() -> None:

@@ -52,6 +52,8 @@ def _steps(b: FunctionBuilder, found: ClippedRound, value: Value, shift: Value |
         scaled = less if by == 1.0 else b.binary("fmul", less, b.float(by, less))
         return b.splat(scaled, value.lanes)
 
+    if saturates and found.is_whole:
+        return value if found.divisor is None else _quotient(b, value, found.divisor)
     if found.low:
         value = b.select(b.compare("fcmp ord", value, value), value, bound(0))
     if not saturates:

@@ -8,7 +8,7 @@ from tc.ir.dtype import f32, i32, u8, u16
 from tc.ir.graph import Atom, Call, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
-from tc.ops.build import GraphBuilder
+from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.quantize import LEAST_SCALE, MOST_SCALE, packed_parameters
 from tc.passes.graph.quantized import Quantized, dequantized_from, quantized_to
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
@@ -19,8 +19,8 @@ from tc.passes.manager import graph_pass
 def share_scales(module: IRModule) -> IRModule:
     """Make scales and zero points of whole tensors operands; see SCALE_RULES. Every bit of a result stays what it was.
 
-    A scale of 1 stays, which sums have that one factor takes to steps (`merge_scales`), where they are those of a convolution: literals
-    take fewer instructions to round by, which shows in shallow sums.
+    A scale of 1 stays, which sums have that one factor takes to steps (`merge_scales`), where they are those of a convolution, or known to
+    be bounded: literals take fewer instructions to round by, which shows in shallow sums.
     """
     return rewrite_module(module, SCALE_RULES)
 
@@ -38,7 +38,7 @@ def _becomes_data(m: Match, call: Call, to: Quantized) -> bool:
     """Whether scale and zero point of what quantizes are made operands."""
     if to.axis is not None or to.dtype not in (u8, u16) or not LEAST_SCALE < to.scale < MOST_SCALE:
         return False
-    return to.scale != 1 or _is_of_product(m, call.args[0])
+    return to.scale != 1 or (not full_attrs(call).bounded and _is_of_product(m, call.args[0]))
 
 
 _AFTER_SUMS = frozenset(("add", "sub", "cast", "mul", "dequantize_by"))

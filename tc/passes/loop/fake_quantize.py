@@ -45,7 +45,7 @@ def _rounds(node: Node) -> bool:
 def _by_bounds(quantized: Cast) -> Expr | None:
     """The same number by what it is clipped to before it is rounded, and its zero point: all are literals."""
     found = as_clipped_round(quantized)
-    if found is None or found.low or found.is_bounded or isinstance(found.shift, Expr) or not _is_shifted(quantized):
+    if found is None or found.low or found.is_bounded or found.is_whole or isinstance(found.shift, Expr) or not _is_shifted(quantized):
         return None
     zero = const(float(found.shift), f32)
     value = call("round", _bounded_quotient(found)) + zero

@@ -22,6 +22,7 @@ from tc.schedule.rules.tile import (
     cut_vectors,
     fetch_tiles_ahead,
     loops_of_sum,
+    start_sum,
     unroll,
     vectorize_tile,
 )
@@ -96,7 +97,7 @@ def schedule_tile_sum(schedule: Schedule, total: TileSum) -> dict[str, str]:
     start = ""
     if depth:
         _prefetch_rhs(s, each, depth[0])
-        start = s.decompose_reduction(each.name, depth[0])
+        start = start_sum(s, each.name, depth[0])
     if dot is None:
         return {}
     s.vectorize(s.loops_of(start)[-1])

@@ -34,6 +34,7 @@ from tc.schedule.rules.tile import (
     loops_of_sum,
     lower_versions,
     peel,
+    start_sum,
     unroll,
     up_to_peeled,
 )
@@ -308,7 +309,7 @@ def _schedule_sum(schedule: Schedule, name: str, anchor: str | None, tile: Tile)
     unroll(s, [*vectors, *tiled[:-1]])
     if depth:
         _unroll_taps(s, info, depth, tile)
-        s.decompose_reduction(name, depth[0])
+        start_sum(s, name, depth[0])
     s.set_scope(info.writes[0].buffer.name, "register")
 
 
