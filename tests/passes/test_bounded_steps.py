@@ -65,6 +65,23 @@ def test_the_largest_integers_are_clipped(dtype: DType, zero: int, target: str, 
     np.testing.assert_array_equal(found, quantized(x.astype(np.float32) * factor, 1.0, zero, dtype))
 
 
+@pytest.mark.parametrize("target", ["native", "c"])
+@pytest.mark.parametrize("dtype", [u8, u16], ids=str)
+@pytest.mark.parametrize(("zero", "less"), [(0, 0), (131, 131), (131, 9), (7, 0), (0, 200)])
+def test_what_is_dequantized_at_once_is_clipped(dtype: DType, zero: int, less: int, target: str, rng: np.random.Generator) -> None:
+    factor = rng.choice([0.5, -0.5, 1e-4, 0.3, 0.0, -2e-7], 33).astype(np.float32)
+    x = rng.choice(np.append(EXTREMES, rng.integers(-(2**31), 2**31, 40)), (4, 33)).astype(np.int32)
+    b = GraphBuilder()
+    product = b.call("mul", b.call("cast", b.param("x", tensor_type((4, 33), i32)), dtype=f32), b.const(factor))
+    made = b.call("quantize_linear", product, b.const(np.float32(1)), b.const(np.array(zero, dtype.numpy)), dtype=dtype)
+    result = b.call("dequantize_linear", made, b.const(np.float32(0.5)), b.const(np.array(less, dtype.numpy)))
+
+    found = np.asarray(tc.compile(IRModule((b.function("main", (result,)),)), target, threads=1)(x))
+
+    steps = quantized(x.astype(np.float32) * factor, 1.0, zero, dtype).astype(np.float32)
+    np.testing.assert_array_equal(found, (steps - less) * np.float32(0.5))
+
+
 @pytest.mark.parametrize(("factor", "clips"), [(0.25, False), (0.75, True)])
 def test_nothing_is_clipped_that_is_bounded(factor: float, clips: bool) -> None:
     assembly = tc.lower(scaled(factor), "asm", "x86-64-v4").as_text()

@@ -66,7 +66,9 @@ def _in_steps(quantized: Cast) -> Expr | None:
     if found is None or found.low:  # NaN is another number
         return None
     steps = cast(cast(call("round", found.value if found.is_bounded else _bounded_quotient(found)), i32), f32)
-    return steps + found.shift if isinstance(found.shift, Expr) else steps
+    if isinstance(found.shift, Expr):
+        return steps + found.shift
+    return steps + const(float(found.shift), f32) if _is_shifted(quantized) else steps
 
 
 def _bounded_quotient(found: ClippedRound) -> Expr:
