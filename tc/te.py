@@ -98,7 +98,7 @@ class Tensor:
     stage: Stage | None = None
 
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> Read:
-        items = _shape(indices if isinstance(indices, tuple) else (indices,))
+        items = tuple(map(as_expr, indices if isinstance(indices, tuple) else (indices,)))
         if len(items) != len(self.shape):
             raise IndexError(f"{self.buffer} indexed with {len(items)} indices")
         return Read(self, items)
@@ -144,7 +144,11 @@ def placeholder(shape: Sequence[ExprLike], dtype: DType, name: str) -> Tensor:
 
 
 def _shape(dims: Sequence[ExprLike]) -> tuple[Expr, ...]:
-    return tuple(as_expr(dim) for dim in dims)
+    shape = tuple(map(as_expr, dims))
+    for dim in shape:
+        if not dim.dtype.is_int or dim.dtype.is_bool:
+            raise TypeError(f"a dim is {dim}, of {dim.dtype}, must be an integer")
+    return shape
 
 
 _AXIS_NAMES = "ijklmnpq"

@@ -166,7 +166,10 @@ def _shown(outcome: Outcome, *, as_json: bool) -> int:
 
 
 def _prepare_streams() -> None:
-    """Have somewhere to write to where a stream is closed, and something to write for letters that its encoding lacks."""
+    """Have somewhere to write to where a stream is closed, something to write for letters that its encoding lacks, and a width where the
+    environment says 0, which means that it does not know."""
+    if os.environ.get("COLUMNS") == "0":
+        del os.environ["COLUMNS"]
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # as long as the process

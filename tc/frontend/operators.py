@@ -16,6 +16,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,23 @@ from tc.errors import InputError, ShapeError, TcError, UserError
 from tc.interp import run_prim_func
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import DType, from_numpy, i64
-from tc.ir.expr import Buffer, Const, Expr, FloorDiv, Select, Var, cast, ceildiv, const, equal, logical_and, logical_not
+from tc.ir.expr import (
+    Buffer,
+    Const,
+    Expr,
+    FloorDiv,
+    MathCall,
+    Select,
+    Var,
+    cast,
+    ceildiv,
+    const,
+    equal,
+    logical_and,
+    logical_not,
+)
 from tc.ir.graph import Attrs, AttrValue
-from tc.ir.node import Node, map_children, replace, substitute
+from tc.ir.node import Node, map_children, replace, substitute, walk
 from tc.ir.types import TensorType, tensor_type
 from tc.ir.uses import variables
 from tc.ops.registry import (
@@ -40,7 +55,7 @@ from tc.ops.registry import (
     require,
     unregister_scoped,
 )
-from tc.te import Read, Stage, Tensor, checked, create_prim_func, placeholder, reads, stages_of
+from tc.te import Read, Stage, Tensor, checked, create_prim_func, placeholder, reads, stages_of, tensors_read
 
 Function = Callable[..., Any]
 _RESERVED = frozenset(("name", "names", "op", "self", "span"))  # of the calls that build graphs
@@ -199,13 +214,30 @@ def _like_default(what: str, value: AttrValue, default: AttrValue) -> AttrValue:
         case float():
             fits = isinstance(value, (int, float)) and not isinstance(value, bool)
             value = float(value) if fits else value  # type: ignore[arg-type]
-        case str() | DType() | tuple():
+        case tuple():
+            fits = isinstance(value, tuple)
+            if isinstance(value, tuple) and len({type(item) for item in default}) == 1:
+                value = tuple(_like_default(f"{what}: element {k}", item, default[0]) for k, item in enumerate(value))
+        case str() | DType():
             fits = isinstance(value, type(default))
         case _:
             fits = True
     if not fits:
         raise ShapeError(f"{what} is {value!r}, must be like {default!r}")
     return value
+
+
+_OF_INTEGERS = frozenset(
+    "abs sign floor ceil round trunc isnan isinf fmod pow bit_not bit_and bit_or bit_xor shift_left shift_right float_of_bits".split()
+)
+"""The functions of `te.call` that integers have too."""
+
+
+def _dims_in(value: AttrValue) -> frozenset[Node]:
+    """The dims that an attribute is made of."""
+    if isinstance(value, tuple):
+        return frozenset[Node]().union(*map(_dims_in, value))
+    return frozenset(variables(value)) if isinstance(value, Expr) else frozenset()
 
 
 @dataclass(frozen=True)
@@ -264,7 +296,30 @@ class _Definition:
             raise ShapeError(f"{self.name}: the tensor expression gives {made!r}, must give a tensor of tc.te, or a tuple of them")
         if any(not stage.is_independent for stage in stages_of(results)):
             raise ShapeError(f"{self.name}: te.raw and te.scan are not for operators: nothing could check what they read and write")
+        self._check_leaves(results, [operand for operand in operands if operand is not None], attrs)
         return with_checked_reads(self.name, results, current_facts())
+
+    def _check_leaves(self, results: tuple[Tensor, ...], operands: Sequence[Tensor], attrs: Attrs) -> None:
+        """Expressions are made of operands, and of dims of these and of attributes; functions of floats are of floats."""
+        dims = frozenset[Node]().union(*(variables(dim) for tensor in operands for dim in tensor.shape), *map(_dims_in, attrs.values()))
+        own, seen, left = {tensor.buffer for tensor in operands}, set[Stage](), list(results)
+        while left:
+            tensor = left.pop()
+            stage = tensor.stage
+            if tensor.buffer in own or stage in seen:  # what made an operand is not the user's
+                continue
+            if stage is None:
+                raise ShapeError(f"{self.name}: {tensor.buffer.name} is no operand, and nothing computes it")
+            seen.add(stage)
+            left += tensors_read(stage)
+            axes = dims.union(stage.axes, stage.reduce_axes)
+            for expr in (*tensor.shape, *stage.reduce_extents, *stage.init, *stage.values):
+                if strange := variables(expr) - (axes if expr in stage.values else dims):
+                    names = ", ".join(sorted(var.name for var in strange))
+                    raise ShapeError(f"{self.name}: {stage.name} depends on {names}, neither an axis of it nor a dim of an operand")
+            for node in chain.from_iterable(map(walk, stage.values)):
+                if isinstance(node, MathCall) and node.args and node.name not in _OF_INTEGERS and not node.args[0].dtype.is_float:
+                    raise ShapeError(f"{self.name}: {node.name} is of floats, not of {node.args[0].dtype}")
 
     def blocked(self, types: Sequence[TensorType | None], attrs: Attrs, block: int) -> BlockedForm | None:
         """The layout rule: the operator itself, if it is one function of scalars at every place, with the channels in blocks as without."""

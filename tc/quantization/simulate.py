@@ -160,7 +160,7 @@ class _Builder:
         self.biased += count
         if site.op_type == "Conv":
             added = self._op("Reshape", added, self._constant(np.array([count, *[1] * (len(shape) - 2)], np.int64)))
-        name, node.output[0] = node.output[0], f"{PREFIX}{node.output[0]}"
+        name, node.output[0] = node.output[0], f"{PREFIX}sums.{node.output[0]}"
         self.nodes.append(helper.make_node("Add", [node.output[0], added], [name], name=f"{PREFIX}add.{name}"))
 
     def _edge(self, site: QuantizationSite, edge: Edge) -> str:

@@ -141,36 +141,49 @@ def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Ca
     with located(call.span):
         if len(results) != len(call.results):
             raise TcError(f"{call.symbol} returned {len(results)} results, expected {len(call.results)}")
+        unknown = set(call.found_dims)
         for slot, result in zip(call.results, results, strict=True):
-            _store_result(frame, layout, slot, result, pointers[place] or 0, env, call.found_dims)
+            _store_result(frame, layout, slot, result, pointers[place] or 0, env, call.found_dims, unknown)
             place += 1
 
 
 def _store_result(
-    frame: Frame, layout: FrameLayout, slot: Slot, result: np.ndarray, address: int, env: dict[Var, int], found: tuple[Var, ...]
+    frame: Frame,
+    layout: FrameLayout,
+    slot: Slot,
+    result: np.ndarray,
+    address: int,
+    env: dict[Var, int],
+    found: tuple[Var, ...],
+    unknown: set[Var],
 ) -> None:
+    """Copy a result to its place, which is made where its size is found here. `unknown`: those of the dims that are found which no result
+    before has; a dim of several results is that of the first."""
     result = np.ascontiguousarray(result).reshape(result.shape)
     if result.dtype != slot.type.dtype.numpy:
         raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
-    if any(node in found for node in walk(slot.type)):
+    is_found = any(node in found for node in walk(slot.type))
+    if is_found:
         if not result.size and result.ndim != slot.type.rank:  # of a loop that ran no time, whose body does not say what it stacks
             result = np.zeros((0,) * slot.type.rank, result.dtype)
         sizes: tuple[int, ...] = result.shape
         if len(sizes) != slot.type.rank:
             raise TcError(f"a reference kernel returned shape {sizes}, expected {slot.type}")
         for dim, size in zip(slot.type.shape, sizes, strict=True):
-            if isinstance(dim, Var) and dim in found:
+            if isinstance(dim, Var) and dim in unknown:
+                unknown.remove(dim)
                 env[dim] = size
                 frame.words[layout.dims + layout.dim_vars.index(dim)] = size
+    expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
+    if result.shape != expected:
+        raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
+    if is_found:
         word = layout.dynamic + 2 * slot.index
         free_block(frame, word)
         address = frame.memory.allocate(result.nbytes)
         if not address:
             raise LimitError(NO_MEMORY.format(value=result.nbytes))
         frame.words[word] = address
-    expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
-    if result.shape != expected:
-        raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
     if result.nbytes:
         frame.memory.store(address, pack(result))
 

@@ -67,6 +67,16 @@ def test_inspect_lists_the_signature_and_the_nodes(affine: Path, capsys: pytest.
     assert [(node["name"], node["status"]) for node in data["nodes"]] == [("square", "native"), ("sum", "native")]
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "", "wide"])
+def test_a_width_that_is_none_is_the_usual_one(
+    affine: Path, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+
+    assert main(["inspect", str(affine)]) == 0
+    assert "inputs" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_inspect_shows_a_refused_node_and_exits_with_2(
     with_unknown_operator: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

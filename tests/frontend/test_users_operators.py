@@ -383,6 +383,23 @@ def test_definitions_that_are_none_are_refused_at_once(name: str, arguments: dic
     assert name not in scoped_ops()
 
 
+def test_the_elements_of_lists_are_like_those_of_the_default() -> None:
+    def scaled(x: te.Tensor, *, by: Any = (1.0,), words: Any = ("u",), counts: Any = (1, 2)) -> te.Tensor:
+        return te.compute(x.shape, lambda i: x[i] * sum(by), "scaled")
+
+    tc.op("test.dom::Listed", scaled)
+    for attrs, said in (
+        ({"by": ["one"]}, "attribute 'by': element 0 is 'one'"),
+        ({"words": ["a", 1]}, "attribute 'words': element 1 is 1"),
+        ({"counts": [1.5]}, "attribute 'counts': element 0 is 1.5"),
+    ):
+        with pytest.raises(ShapeError, match=rf"test\.dom::Listed: .*{said}"):
+            graph(("x", tensor_type((4,), f32)), make=lambda b, p, attrs=attrs: b.call("test.dom::Listed", p, **attrs))
+
+    module = compiled(("x", tensor_type((4,), f32)), make=lambda b, p: b.call("test.dom::Listed", p, by=[1, 2.5]))
+    np.testing.assert_array_equal(np.asarray(module(np.ones(4, F32))), np.full(4, 3.5, F32))
+
+
 @pytest.mark.parametrize(
     ("attrs", "words"),
     [({"beta": "high"}, "attribute 'beta' is 'high'"), ({"gamma": 1}, "no attribute 'gamma'"), ({"beta": [1.0]}, "attribute 'beta' is")],
@@ -616,6 +633,28 @@ def test_what_python_returns_is_looked_at(function: Callable[..., Any], words: s
         module(np.ones(3, F32))
 
 
+@pytest.mark.parametrize("negatives", [0, 1, 5, 3000])
+def test_results_that_share_a_size_that_python_finds_have_it(negatives: int) -> None:
+    """Broke: the first took the size of the second, and was read behind its end."""
+    size = Var("m", i64)
+    tc.op("test.dom::Signs", infer=lambda x: (tensor_type((size,), x.dtype),) * 2, reference=lambda x: (x[x > 0], x[x < 0]))
+    nodes = [
+        helper.make_node("Signs", ["x"], ["p", "q"], domain="test.dom"),
+        helper.make_node("Neg", ["p"], ["a"]),
+        helper.make_node("Neg", ["q"], ["b"]),
+    ]
+    model = make_model(nodes, {"x": (np.float32, ["n"])}, ["a", "b"])
+    model.opset_import.append(helper.make_opsetid("test.dom", 1))
+    module = tc.compile(model, threads=1)
+
+    x = np.repeat(np.array([1, -1], F32), [3, negatives])
+    with pytest.raises(TcError, match=rf"a reference kernel returned shape \({negatives},\), expected \(3,\)"):
+        module(x)
+    first, second = module(np.array([2, -3, 5, -7], F32))
+    np.testing.assert_array_equal(first, [-2, -5])
+    np.testing.assert_array_equal(second, [3, 7])
+
+
 def test_python_is_refused_where_it_is_not_wanted() -> None:
     tc.op("test.dom::Swish", infer=lambda x, beta: x, reference=swish_in_numpy)
 
@@ -632,6 +671,13 @@ def test_python_is_refused_where_it_is_not_wanted() -> None:
         (lambda x: te.compute(x.shape, lambda i, j: x[i], "s"), "indexed with 1 indices"),
         (lambda x: te.compute(x.shape, lambda i, j: te.call("pow", x[i, j]), "s"), "no intrinsic pow with 1 arguments"),
         (lambda x: te.compute(x.shape, lambda i, j: 1.5, "s"), "an element is a float, must be an expression"),
+        (lambda x: te.compute((3.0,), lambda i: x[i, 0], "s"), r"a dim is f64\(3.0\), of f64, must be an integer"),
+        (lambda x: te.compute((True,), lambda i: x[i, 0], "s"), "a dim is True, of bool, must be an integer"),
+        (lambda x: te.compute(x.shape, lambda i, j: te.placeholder((9, 9), f32, "z")[i, j], "s"), "z is no operand"),
+        (lambda x: te.placeholder((9, 9), f32, "z"), "z is no operand"),
+        (lambda x: te.compute((Var("k", i64),), lambda i: x[i, 0], "s"), "s depends on k, neither an axis"),
+        (lambda x: te.compute(x.shape, lambda i, j: x[i, j] * cast(Var("k", i64), f32), "s"), "s depends on k, neither an axis"),
+        (lambda x: te.compute(x.shape, lambda i, j: cast(te.call("exp", i), f32), "s"), "exp is of floats, not of i64"),
         (lambda x: te.reduce("all", x.shape[:1], x.shape[1:], lambda i, k: x[i, k], "s"), "all is of bools, not of f32"),
     ],
 )

@@ -255,6 +255,18 @@ def test_a_metric_that_fails_later_leaves_a_state_to_go_on_from(
     assert trials == 4 and len(found.trials) == 7
 
 
+@pytest.mark.parametrize("name", ["20", "biases"])
+def test_results_may_have_any_name(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], name: str) -> None:
+    """Broke: exporters number what has no name, as the nodes that are added for the search were."""
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(model)
+    renamed.graph.output[0].name = renamed.graph.node[-1].output[0] = name
+
+    found = tc.quantize(renamed, feeds, hardware="vnni", trials=4)
+
+    assert [value.name for value in found.points[0].model.graph.output] == [name]
+
+
 def test_constant_values_are_quantized_and_noted(model: onnx.ModelProto) -> None:
     """A relu that lets nothing through had the scale 0."""
     dead = onnx.ModelProto()
