@@ -33,6 +33,7 @@ from tc.ir.expr import (
     MathCall,
     Select,
     Var,
+    as_expr,
     cast,
     ceildiv,
     const,
@@ -272,11 +273,15 @@ class _Definition:
         return types
 
     def _stated(self, types: Sequence[TensorType | None], attrs: Attrs) -> tuple[TensorType, ...]:
+        """What the type rule says. A dim of its own, which is found when the reference runs, is another one in each call."""
         made = self._call("type rule", self.infer, types, attrs)
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(result, TensorType) for result in results):
             raise ShapeError(f"{self.name}: the type rule gives {made!r}, must give a TensorType, or a tuple of them")
-        return tuple(tensor_type(result.shape, result.dtype) for result in results)
+        known = frozenset[Node]().union(*(variables(dim) for type_ in types if type_ is not None for dim in type_.shape))
+        found = [var for result in results for dim in result.shape for var in variables(as_expr(dim))]
+        own = {var: Var(var.name, var.dtype) for var in found if var not in known.union(*map(_dims_in, attrs.values()))}
+        return tuple(tensor_type([substitute(as_expr(dim), own) for dim in result.shape], result.dtype) for result in results)
 
     def _require_same(self, stated: tuple[TensorType, ...], found: tuple[TensorType, ...]) -> None:
         if len(stated) != len(found):

@@ -655,6 +655,24 @@ def test_results_that_share_a_size_that_python_finds_have_it(negatives: int) -> 
     np.testing.assert_array_equal(second, [3, 7])
 
 
+def test_a_size_that_python_finds_is_another_one_in_each_call() -> None:
+    """Broke: the second call of an operator had to find what the first did, where the rule gave both the same dim."""
+    size = Var("m", i64)
+    tc.op("test.dom::Positive", infer=lambda x: tensor_type((size,), x.dtype), reference=lambda x: x[x > 0])
+    nodes = [
+        helper.make_node("Positive", ["x"], ["p"], domain="test.dom"),
+        helper.make_node("Positive", ["y"], ["q"], domain="test.dom"),
+        helper.make_node("Positive", ["p"], ["r"], domain="test.dom"),
+        helper.make_node("Concat", ["p", "q", "r"], ["z"], axis=0),
+    ]
+    model = make_model(nodes, {"x": (np.float32, ["m"]), "y": (np.float32, ["k"])}, ["z"])
+    model.opset_import.append(helper.make_opsetid("test.dom", 1))
+
+    result = tc.compile(model, threads=1)(np.array([1, -2, 3], F32), np.array([-1, 4, 5, 6], F32))
+
+    np.testing.assert_array_equal(result, [1, 3, 4, 5, 6, 1, 3])
+
+
 def test_python_is_refused_where_it_is_not_wanted() -> None:
     tc.op("test.dom::Swish", infer=lambda x, beta: x, reference=swish_in_numpy)
 
