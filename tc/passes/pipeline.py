@@ -166,7 +166,7 @@ STRICT_ALGEBRA = """
 STRICT_SIMPLIFY = INTEGERS + STRICT_ALGEBRA
 STRICT_LAY_OUT = "convert_layout(exact=True)"
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
-STRICT_FUSE = "integer_windows, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops"
+STRICT_FUSE = "integer_windows, bound_steps, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops"
 STRICT_LOWER = LOWER + STEPS + ", mark_numerics(numerics='strict')"
 
 DEVICE_FUSE = "integer_windows, round_attention, transforms_as_products, use_parallel_forms, fuse_ops"
