@@ -234,6 +234,12 @@ _OF_INTEGERS = frozenset(
 """The functions of `te.call` that integers have too."""
 
 
+def _dims_of(operands: Sequence[Tensor | TensorType | None], attrs: Attrs) -> frozenset[Node]:
+    """The dims that operands and attributes are made of."""
+    sizes = (variables(dim) for operand in operands if operand is not None for dim in operand.shape)
+    return frozenset[Node]().union(*sizes, *map(_dims_in, attrs.values()))
+
+
 def _dims_in(value: AttrValue) -> frozenset[Node]:
     """The dims that an attribute is made of."""
     if isinstance(value, tuple):
@@ -278,9 +284,9 @@ class _Definition:
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(result, TensorType) for result in results):
             raise ShapeError(f"{self.name}: the type rule gives {made!r}, must give a TensorType, or a tuple of them")
-        known = frozenset[Node]().union(*(variables(dim) for type_ in types if type_ is not None for dim in type_.shape))
-        found = [var for result in results for dim in result.shape for var in variables(as_expr(dim))]
-        own = {var: Var(var.name, var.dtype) for var in found if var not in known.union(*map(_dims_in, attrs.values()))}
+        known = _dims_of(types, attrs)
+        found = (var for result in results for dim in result.shape for var in variables(as_expr(dim)))
+        own = {var: Var(var.name, var.dtype) for var in found if var not in known}
         return tuple(tensor_type([substitute(as_expr(dim), own) for dim in result.shape], result.dtype) for result in results)
 
     def _require_same(self, stated: tuple[TensorType, ...], found: tuple[TensorType, ...]) -> None:
@@ -306,7 +312,7 @@ class _Definition:
 
     def _check_leaves(self, results: tuple[Tensor, ...], operands: Sequence[Tensor], attrs: Attrs) -> None:
         """Expressions are made of operands, and of dims of these and of attributes; functions of floats are of floats."""
-        dims = frozenset[Node]().union(*(variables(dim) for tensor in operands for dim in tensor.shape), *map(_dims_in, attrs.values()))
+        dims = _dims_of(operands, attrs)
         own, seen, left = {tensor.buffer for tensor in operands}, set[Stage](), list(results)
         while left:
             tensor = left.pop()

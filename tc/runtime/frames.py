@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -141,42 +141,46 @@ def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Ca
     with located(call.span):
         if len(results) != len(call.results):
             raise TcError(f"{call.symbol} returned {len(results)} results, expected {len(call.results)}")
-        unknown = set(call.found_dims)
-        for slot, result in zip(call.results, results, strict=True):
-            _store_result(frame, layout, slot, result, pointers[place] or 0, env, call.found_dims, unknown)
+        arrays = [_typed(slot, result, call.found_dims) for slot, result in zip(call.results, results, strict=True)]
+        _bind_found(frame, layout, call, arrays, env)
+        for slot, array in zip(call.results, arrays, strict=True):
+            _store_result(frame, layout, slot, array, pointers[place] or 0, _is_found(slot, call.found_dims))
             place += 1
 
 
-def _store_result(
-    frame: Frame,
-    layout: FrameLayout,
-    slot: Slot,
-    result: np.ndarray,
-    address: int,
-    env: dict[Var, int],
-    found: tuple[Var, ...],
-    unknown: set[Var],
-) -> None:
-    """Copy a result to its place, which is made where its size is found here. `unknown`: those of the dims that are found which no result
-    before has; a dim of several results is that of the first."""
+def _typed(slot: Slot, result: np.ndarray, found: tuple[Var, ...]) -> np.ndarray:
+    """A result, contiguous, of the dtype of its slot, and of its rank where sizes are found."""
     result = np.ascontiguousarray(result).reshape(result.shape)
     if result.dtype != slot.type.dtype.numpy:
         raise TcError(f"a reference kernel returned {result.dtype}, expected {slot.type}")
-    is_found = any(node in found for node in walk(slot.type))
-    if is_found:
-        if not result.size and result.ndim != slot.type.rank:  # of a loop that ran no time, whose body does not say what it stacks
-            result = np.zeros((0,) * slot.type.rank, result.dtype)
-        sizes: tuple[int, ...] = result.shape
-        if len(sizes) != slot.type.rank:
-            raise TcError(f"a reference kernel returned shape {sizes}, expected {slot.type}")
-        for dim, size in zip(slot.type.shape, sizes, strict=True):
+    if result.ndim != slot.type.rank and _is_found(slot, found):
+        if not result.size:  # of a loop that ran no time, whose body does not say what it stacks
+            return np.zeros((0,) * slot.type.rank, result.dtype)
+        raise TcError(f"a reference kernel returned shape {result.shape}, expected {slot.type}")
+    return result
+
+
+def _is_found(slot: Slot, found: tuple[Var, ...]) -> bool:
+    """Whether the size of a result is found when it is made."""
+    return any(node in found for node in walk(slot.type))
+
+
+def _bind_found(frame: Frame, layout: FrameLayout, call: CallOut, arrays: Sequence[np.ndarray], env: dict[Var, int]) -> None:
+    """Give the dims that are found the sizes that results have there, of several results the first; all must have what follows."""
+    unknown = set(call.found_dims)
+    for slot, array in zip(call.results, arrays, strict=True):
+        for dim, size in zip(slot.type.shape, array.shape, strict=False):  # other ranks are not what follows
             if isinstance(dim, Var) and dim in unknown:
                 unknown.remove(dim)
-                env[dim] = size
-                frame.words[layout.dims + layout.dim_vars.index(dim)] = size
-    expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
-    if result.shape != expected:
-        raise TcError(f"a reference kernel returned shape {result.shape}, expected {expected}")
+                env[dim] = frame.words[layout.dims + layout.dim_vars.index(dim)] = size
+    for slot, array in zip(call.results, arrays, strict=True):
+        expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
+        if array.shape != expected:
+            raise TcError(f"a reference kernel returned shape {array.shape}, expected {expected}")
+
+
+def _store_result(frame: Frame, layout: FrameLayout, slot: Slot, result: np.ndarray, address: int, is_found: bool) -> None:
+    """Copy a result to its place, which is made where its size was found."""
     if is_found:
         word = layout.dynamic + 2 * slot.index
         free_block(frame, word)

@@ -655,6 +655,26 @@ def test_results_that_share_a_size_that_python_finds_have_it(negatives: int) -> 
     np.testing.assert_array_equal(second, [3, 7])
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_size_that_python_finds_may_stand_behind_what_follows_from_it(is_last: bool) -> None:
+    """Broke: results were checked one by one, before the one that says the size."""
+    size, turn = Var("m", i64), slice(None, None, -1 if is_last else 1)
+    tc.op(
+        "test.dom::Padded",
+        infer=lambda x: (tensor_type((size,), x.dtype), tensor_type((size + 1,), x.dtype))[turn],
+        reference=lambda x: (x[x > 0], np.append(x[x > 0], F32(0)))[turn],
+    )
+    nodes = [helper.make_node("Padded", ["x"], ["p", "q"], domain="test.dom"), helper.make_node("Concat", ["p", "q"], ["z"], axis=0)]
+    model = make_model(nodes, {"x": (np.float32, ["n"])}, ["z"])
+    model.opset_import.append(helper.make_opsetid("test.dom", 1))
+    module = tc.compile(model, threads=1)
+
+    for x in ([1, -2, 3], [], [-1], [4] * 40):
+        kept = np.array([value for value in x if value > 0], F32)
+        expected = [kept, np.append(kept, F32(0))][turn]
+        np.testing.assert_array_equal(module(np.array(x, F32)), np.concatenate(expected))
+
+
 def test_a_size_that_python_finds_is_another_one_in_each_call() -> None:
     """Broke: the second call of an operator had to find what the first did, where the rule gave both the same dim."""
     size = Var("m", i64)

@@ -211,12 +211,9 @@ def start_sum(schedule: Schedule, name: str, loop: str) -> str:
     """Let a sum start in front of a loop: with 0, or for integers with what is added when they are summed. Returns the block that does."""
     s = schedule
     start = s.decompose_reduction(name, loop)
-
-    def with_addend() -> str:
-        s.init_with_addend(start)
-        return start
-
-    return (s.attempt(with_addend) if block_info(s, start).writes[0].buffer.dtype.is_int else None) or start
+    if block_info(s, start).writes[0].buffer.dtype.is_int:
+        s.attempt(partial(s.init_with_addend, start))
+    return start
 
 
 def fetch_tiles_ahead(schedule: Schedule, contraction: Contraction, loop: str, pays: bool = True) -> None:
