@@ -21,7 +21,7 @@ from tc.ir.dtype import bf16, f16, f32, i8, i16, i32, u8
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import contract, ravel, require_equal, unravel, wide
+from tc.ops.common import contract, product_dtype, ravel, require_equal, unravel, wide
 from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.ops.window import is_pointwise, window_of
 from tc.te import Tensor
@@ -223,7 +223,8 @@ def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> Tens
 
     w is [ob, ceil(i / b), *kernel, b, b] (input lanes before output lanes), [ob, ceil(i / b), *kernel, b / g, b, g] with g terms side by
     side, or [ob, i, *kernel, b] for a plain x; [ob, 1, *kernel, b] if `depthwise`. A third operand [ob, b] is added. i is the number of
-    input channels of one group, which the blocks must not straddle. Bytes, and i16, are summed in i32. Around x there is `fill`.
+    input channels of one group, which the blocks must not straddle. Bytes, and i16, are summed in i32; sums of floats are of `dtype`.
+    Around x there is `fill`.
     """
     x, w = types[0], types[1]
     assert x is not None and w is not None
@@ -236,7 +237,8 @@ def infer_conv_blocked(types: Sequence[TensorType | None], attrs: Attrs) -> Tens
     for d in range(rank):
         reach = (w.shape[2 + d] - 1) * attrs.dilations[d] + 1
         out.append((space[d] + (attrs.pads[d] + attrs.pads[rank + d]) - reach) // attrs.strides[d] + 1)
-    return TensorType((x.shape[0], w.shape[0], *out, lanes), _accumulator(x.dtype) if x.dtype in (i8, u8, i16) else x.dtype)
+    is_integer = x.dtype in (i8, u8, i16)
+    return TensorType((x.shape[0], w.shape[0], *out, lanes), _accumulator(x.dtype) if is_integer else product_dtype(attrs, x.dtype))
 
 
 def reference_conv_blocked(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
@@ -261,7 +263,7 @@ def reference_conv_blocked(arrays: Sequence[np.ndarray | None], attrs: Attrs) ->
     if len(arrays) > 2 and arrays[2] is not None:
         out = out + arrays[2].reshape(-1)[: out.shape[1]].reshape(1, -1, *(1,) * rank)
     out = reference_block([out], Attrs((("axis", 1), ("block", block))))
-    return out if is_integer else out.astype(arrays[0].dtype)  # type: ignore[union-attr]
+    return out if is_integer else out.astype(attrs.dtype.numpy if attrs.dtype else arrays[0].dtype)  # type: ignore[union-attr]
 
 
 def _direct_conv(
@@ -396,6 +398,7 @@ register(
             "in_channels": REQUIRED,
             "in_block": REQUIRED,
             "fill": 0,
+            "dtype": None,
         },
         samples=lambda rng: _conv_samples(rng),
     )
@@ -420,6 +423,8 @@ def _conv_samples(rng: np.random.Generator) -> Any:
         attrs(16, 4, groups=2, dilations=(2, 2), pads=(2, 2, 2, 2)),
     )
     yield [normal(1, 2, 5, 6, 4), normal(3, 2, 3, 3, 2, 4, 2)], attrs(8, 4)
+    halves = [normal(1, 2, 5, 6, 4).astype(bf16.numpy), normal(3, 2, 3, 3, 2, 4, 2).astype(bf16.numpy)]
+    yield [*halves, normal(3, 4)], attrs(8, 4, dtype=f32)
 
     def draw(low: int, high: int, *shape: int) -> np.ndarray:
         return rng.integers(low, high, shape).astype(np.int8 if low < 0 else np.uint8)
@@ -440,7 +445,8 @@ def _conv_samples(rng: np.random.Generator) -> Any:
 
 
 def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
-    """lhs [..., m, k], rhs [ceil(n / b), k, b] or [ceil(n / b), ceil(k / g), b, g] -> [..., m, n]; products of bytes and i16 in i32."""
+    """lhs [..., m, k], rhs [ceil(n / b), k, b] or [ceil(n / b), ceil(k / g), b, g] -> [..., m, n]; products of bytes and i16 in i32, of
+    floats in `dtype`."""
     lhs, rhs = types[0], types[1]
     assert lhs is not None and rhs is not None
     depth, group = lhs.shape[-1], rhs.shape[3] if rhs.rank == 4 else const(1)
@@ -451,7 +457,8 @@ def infer_matmul_packed(types: Sequence[TensorType | None], attrs: Attrs) -> Ten
         require_equal(rhs.shape[1], depth, f"matmul_packed: dim 1 of {rhs}")
     room = rhs.shape[0] * rhs.shape[2]
     require(attrs.columns <= room, f"matmul_packed: {rhs} holds {simplify(room)} of {attrs.columns} columns")
-    return TensorType((*lhs.shape[:-1], const(attrs.columns)), i32 if lhs.dtype in (i8, u8, i16) else lhs.dtype)
+    dtype = i32 if lhs.dtype in (i8, u8, i16) else product_dtype(attrs, lhs.dtype)
+    return TensorType((*lhs.shape[:-1], const(attrs.columns)), dtype)
 
 
 def reference_matmul_packed(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
@@ -462,7 +469,7 @@ def reference_matmul_packed(arrays: Sequence[np.ndarray | None], attrs: Attrs) -
     plain = np.moveaxis(rhs, 2, 1).reshape(-1, rhs.shape[1])[: attrs.columns]
     if lhs.dtype.kind in "iu":
         return np.matmul(lhs.astype(np.int32), plain.T.astype(np.int32))
-    return np.matmul(wide(lhs), wide(plain.T)).astype(lhs.dtype)
+    return np.matmul(wide(lhs), wide(plain.T)).astype(attrs.dtype.numpy if attrs.dtype else lhs.dtype)
 
 
 def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
@@ -516,6 +523,8 @@ def _packed_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray]
     for depth in (5, 8):
         values = rng.integers(-128, 128, (3, 2, 4, 4)).astype(np.int8)
         yield [rng.integers(0, 256, (3, depth)).astype(np.uint8), values], {"columns": 11}
+    halves = [rng.standard_normal((3, 7), dtype=np.float32).astype(bf16.numpy), rng.standard_normal((3, 4, 4, 2)).astype(bf16.numpy)]
+    yield halves, {"columns": 11, "dtype": f32}
     words = rng.integers(-(2**15), 2**15, (3, 4, 4, 2)).astype(np.int16)
     yield [rng.integers(-(2**15), 2**15, (3, 7)).astype(np.int16), words], {"columns": 11}
 
@@ -526,7 +535,7 @@ register(
         infer_matmul_packed,
         reference_matmul_packed,
         compute_matmul_packed,
-        {"columns": REQUIRED},
+        {"columns": REQUIRED, "dtype": None},
         samples=_packed_samples,
     )
 )

@@ -203,6 +203,14 @@ def sum_dtype(dtype: DType) -> DType:
     return f32 if dtype in (f16, bf16) else dtype
 
 
+def product_dtype(attrs: Attrs, dtype: DType) -> DType:
+    """The dtype of sums of products of operands of `dtype`: that of the operands, or by the attribute `dtype` of the sums themselves."""
+    wanted: DType = attrs.dtype or dtype
+    if wanted not in (dtype, sum_dtype(dtype)):
+        raise ShapeError(f"sums of products of {dtype} are {dtype} or {sum_dtype(dtype)}, not {wanted}")
+    return wanted
+
+
 def wide(array: np.ndarray) -> np.ndarray:
     """f16 and bf16 arrays in f32; others as they are."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind in "fV" else array

@@ -9,7 +9,7 @@ import numpy as np
 
 from tc import te
 from tc.errors import ShapeError
-from tc.ir.dtype import DType, i32
+from tc.ir.dtype import DType, bf16, f32, i32
 from tc.ir.expr import Expr, cast, equal
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
@@ -21,6 +21,7 @@ from tc.ops.common import (
     broadcast_index,
     broadcast_shapes,
     operand,
+    product_dtype,
     require_broadcasts_to,
     require_equal,
     same_dtype,
@@ -92,6 +93,12 @@ def _compute_matmul(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     return _rounded(_matmul_stage(a, b, types[0], sum_dtype(types[0].dtype)), types[0].dtype)
 
 
+def _run_matmul(arrays: Arrays, attrs: Attrs) -> np.ndarray:
+    a, b = arrays[0], arrays[1]
+    assert a is not None and b is not None
+    return np.asarray(np.matmul(wide(a), wide(b))).astype(attrs.dtype.numpy if attrs.dtype else a.dtype)
+
+
 def _matmul_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_f32(rng, 3, 4), _f32(rng, 4, 5)], {}
     yield [_f32(rng, 2, 1, 3, 4), _f32(rng, 5, 4, 2)], {}
@@ -100,6 +107,7 @@ def _matmul_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_f32(rng, 2, 3, 4), _f32(rng, 4)], {}
     yield [_f32(rng, 3, 0), _f32(rng, 0, 2)], {}
     yield [rng.integers(-9, 9, (3, 4)), rng.integers(-9, 9, (4, 2))], {}
+    yield [_f32(rng, 2, 3, 4).astype(bf16.numpy), _f32(rng, 4, 2).astype(bf16.numpy)], {"dtype": f32}
 
 
 register(
@@ -107,12 +115,14 @@ register(
         "matmul",
         lambda types, attrs: TensorType(
             _matmul_shape(operand(types, 0, "matmul"), operand(types, 1, "matmul"), "matmul"),
-            same_dtype(types, "matmul"),
+            product_dtype(attrs, same_dtype(types, "matmul")),
         ),
-        lambda arrays, attrs: np.asarray(np.matmul(wide(arrays[0]), wide(arrays[1]))).astype(arrays[0].dtype),  # type: ignore[arg-type, union-attr]
+        _run_matmul,
         _compute_matmul,
+        {"dtype": None},
         aligned=_aligned_batches,
         factors=2,
+        depth=(-1, -2),
         samples=_matmul_samples,
     )
 )

@@ -103,6 +103,8 @@ class OpDef:
     rounds: whether rounding to the result's dtype is what the operator is for, rather than how its result is stored.
     periodic: a function of what is left of its operand after whole periods: to round a large one changes it wholly.
     factors: how many of the first operands are multiplied with each other, for operators that sum such products; -1: all operands.
+    depth: the axes of two factors along which products are added up where both are as long, such as the columns of one matrix and the rows
+        of the other; None where there are no such axes.
     data: places of operands whose numbers, unless they are 0, decide nothing about the code: kernels take constants there as parameters, so
         that those that differ in nothing else are one.
     is_interpreted: whether `reference` runs the loops in an interpreter, so that folding much of it would take long.
@@ -126,6 +128,7 @@ class OpDef:
     rounds: bool = False
     periodic: bool = False
     factors: int = 0
+    depth: tuple[int, int] | None = None
     data: tuple[int, ...] = ()
     is_interpreted: bool = False
     apart: bool = False

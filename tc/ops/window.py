@@ -12,7 +12,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
-from tc.ir.dtype import DType
+from tc.ir.dtype import DType, bf16, f32
 from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
@@ -22,6 +22,7 @@ from tc.ops.common import (
     Types,
     contract,
     operand,
+    product_dtype,
     ravel,
     require_equal,
     same_dtype,
@@ -131,7 +132,10 @@ def _infer_conv(types: Types, attrs: Attrs) -> TensorType:
     shape = conv_shape(x, w, attrs, "conv")
     if len(types) > 2 and types[2] is not None:
         require(equal(types[2].shape[0], w.shape[0]), f"conv: bias {types[2]} for {w.shape[0]} output channels")
-    return TensorType(shape, same_dtype(types, "conv"))
+    dtype = product_dtype(attrs, same_dtype(types[:2], "conv"))
+    if dtype is x.dtype:
+        same_dtype(types, "conv")
+    return TensorType(shape, dtype)
 
 
 def numpy_windows(x: np.ndarray, window: Window, counts: Sequence[int]) -> np.ndarray:
@@ -157,7 +161,7 @@ def _run_conv(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     result = numpy_conv(wide(x), wide(w), attrs, 0)
     if len(arrays) > 2 and arrays[2] is not None:
         result = result + wide(arrays[2]).reshape(1, -1, *(1,) * (x.ndim - 2))
-    return result.astype(x.dtype)
+    return result.astype(attrs.dtype.numpy if attrs.dtype else x.dtype)
 
 
 def numpy_conv(x: np.ndarray, w: np.ndarray, attrs: Attrs, fill: int) -> np.ndarray:
@@ -264,6 +268,8 @@ def _conv_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_normal(rng, 1, 2, 9), _normal(rng, 3, 2, 4)], {"strides": (3,)}
     yield [_normal(rng, 1, 2, 3, 4, 3), _normal(rng, 2, 2, 2, 2, 2)], {"pads": (1,) * 6}
     yield [_normal(rng, 0, 2, 4, 4), _normal(rng, 2, 2, 1, 1)], {}
+    halves = [_normal(rng, 1, 6, 5, 5).astype(bf16.numpy), _normal(rng, 4, 3, 3, 3).astype(bf16.numpy), _normal(rng, 4)]
+    yield halves, {"groups": 2, "dtype": f32}
 
 
 CONV_DEFAULTS: dict[str, Any] = {"strides": None, "pads": None, "dilations": None, "groups": 1}
@@ -304,6 +310,8 @@ def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm
     }
     if is_integer:
         own["fill"] = attrs.fill
+    else:
+        own["dtype"] = attrs.dtype
     image = Form.PLAIN if plain else Form.FEW if few else Form.CHANNELS
     return BlockedForm("conv_blocked", tuple(own.items()), (image, weights, Form.OUTPUTS)[: len(types)], groups=groups if merged > 1 else 0)
 
@@ -324,7 +332,17 @@ def merged_groups(channels: int, outputs: int, groups: int, block: int) -> int:
 
 
 register(
-    OpDef("conv", _infer_conv, _run_conv, _compute_conv, CONV_DEFAULTS, blocked=_blocked_conv, factors=2, samples=_conv_samples)
+    OpDef(
+        "conv",
+        _infer_conv,
+        _run_conv,
+        _compute_conv,
+        {**CONV_DEFAULTS, "dtype": None},
+        blocked=_blocked_conv,
+        factors=2,
+        depth=(1, 1),
+        samples=_conv_samples,
+    )
 )
 
 

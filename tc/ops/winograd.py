@@ -120,6 +120,7 @@ def _reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
         "in_channels": attrs.in_channels,
         "in_block": x.shape[-1],
         "fill": 0,
+        "dtype": None,
     }
     weights = _plain_weights(u, attrs.tile).astype(np.float32)
     wide = [None if array is None else array.astype(np.float32) for array in (x, weights, *arrays[2:])]

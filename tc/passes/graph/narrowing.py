@@ -19,7 +19,7 @@ import numpy as np
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
 from tc.ir.dtype import DType, bf16, f32
-from tc.ir.expr import BinaryExpr, Cast, Const, MathCall, Max
+from tc.ir.expr import BinaryExpr, Cast, Const, MathCall, Max, equal, is_const
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, all_bindings, atoms_of
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -44,10 +44,11 @@ LEAST_TABLE_BYTES = 64 << 10
 @dataclass(frozen=True)
 class Precision:
     """What floats of f32 become: `dtype`, or themselves where it is None. `kept`: places in `calls_of` of operations that stay f32, and
-    why they do."""
+    why they do. `split`: those of them that are products of sums of two terms of `dtype` instead."""
 
     dtype: DType | None = None
     kept: tuple[tuple[int, str], ...] = ()
+    split: tuple[int, ...] = ()
 
 
 F32 = Precision()
@@ -58,6 +59,7 @@ class Role(Enum):
 
     PRODUCT = "sums products of 16-bit operands in f32"
     DECODED = "the same, with weights of fewer bits as they are"
+    SPLIT = "sums products of operands that are sums of two 16-bit terms, in f32"
     MOVE = "moves elements of 16 bits"
     STORE = "computes in f32 and stores 16 bits"
     KEEP = "f32"
@@ -105,6 +107,8 @@ class Narrowing:
         assert isinstance(binding.value, Call)
         role, narrow = self.role(binding), self.dtype.name
         computed = narrow if role in (Role.PRODUCT, Role.DECODED, Role.MOVE) else "f32"
+        if role is Role.SPLIT:
+            computed = f"{narrow}x3"
         is_stored = any(target in self.stored for target in binding.targets)
         nodes = () if binding.span is None else binding.span.nodes
         return NodePrecision(nodes, binding.value.op, computed, narrow if is_stored else "f32", self.why.get(binding, ""))
@@ -132,7 +136,9 @@ def choose_narrowing(module: IRModule, precision: Precision) -> Narrowing:
     """What is narrowed; `precision` asks for it."""
     assert precision.dtype is not None, "f32 narrows nothing"
     found, kept = Narrowing(precision.dtype), dict(precision.kept)
-    found.why = {binding: kept[place] for place, binding in enumerate(calls_of(module)) if place in kept}
+    calls = calls_of(module)
+    found.why = {binding: kept[place] for place, binding in enumerate(calls) if place in kept}
+    found.roles = {calls[place]: Role.SPLIT for place in precision.split if place in kept and can_split(calls[place])}
     for func in module.graph_functions:
         with inference(Facts.of(func.facts)):
             _Chooser(func, found).run()
@@ -264,6 +270,19 @@ def factors_of(call: Call) -> tuple[Atom, ...]:
     count = get_op(call.op).factors
     args = call.args if count < 0 else call.args[:count]
     return tuple(arg for arg in args if arg is not None)
+
+
+def can_split(binding: Binding) -> bool:
+    """Whether an operation can be one product of operands that hold the terms of its factors, joined along what is summed."""
+    call = binding.value
+    assert isinstance(call, Call)
+    depth, factors = get_op(call.op).depth, factors_of(call)
+    if depth is None or not all(map(_is_f32, factors)):
+        return False
+    if any(isinstance(atom, TensorConst) and not np.isfinite(atom.value).all() for atom in factors):
+        return False
+    lhs, rhs = (factor.type.shape for factor in factors)  # type: ignore[union-attr]
+    return min(len(lhs), len(rhs)) > 1 and is_const(equal(lhs[depth[0]], rhs[depth[1]]), True)
 
 
 def terms_of(binding: Binding) -> int:

@@ -187,7 +187,8 @@ def in_groups(array: np.ndarray, block: int, group: int, terms: int) -> np.ndarr
 
 
 def _packed(b: GraphBuilder, m: Match, panels: Atom, columns: int) -> Atom:
-    return b.call("matmul_packed", m.x, panels, columns=columns, span=m.call("matmul").span)
+    dtype = m.attrs("matmul").dtype if m.call("matmul").op == "matmul" else None
+    return b.call("matmul_packed", m.x, panels, columns=columns, dtype=dtype, span=m.call("matmul").span)
 
 
 def _can_pack(m: Match, column_axis: int) -> bool:

@@ -111,7 +111,7 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     assert w is not None and isinstance(w.type, TensorType)
     plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and {*attrs.strides, *attrs.dilations} == {1}
     shape = w.type.static_shape
-    plain = plain and len(attrs.strides) == 2  # weights of three spatial axes have as many dims as pairs of two
+    plain = plain and attrs.dtype is None and len(attrs.strides) == 2  # weights of three spatial axes have as many dims as pairs of two
     if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) not in (6, PAIRED_RANK) or not w.type.dtype.is_float:
         return ()
     samples, _, height, width, _ = sizes
