@@ -128,11 +128,9 @@ class Draw:
         return {name: np.asarray(array, np.int32 if name in "lt" else self.dtype) for name, array in found.items()}
 
 
-@pytest.mark.parametrize("seed", some_of(range(12), quick=(1, 2, 3, 4, 11)))  # each attribute, packed, without a cache, a bias, f16
-def test_attention_of_shared_keys_is_onnxruntimes_at_every_step(seed: int) -> None:
-    draw = Draw(seed)
+def check_every_step(draw: Draw, threads: int) -> None:
     model = draw.model()
-    module = tc.compile(model, threads=1 + seed % 2, on_unsupported="error")
+    module = tc.compile(model, threads=threads, on_unsupported="error")
     calls = [([5, 5], 5, 0), ([4, 2, 3], 4, 0), ([1], 1, 0)]  # prompts, of which the shorter ones end in nothing
     if draw.has_cache:
         calls += [([6, 4], 1, 5), ([3, 9, 1], 1, 8), ([7, 2], 1, 12), ([9], 3, 6), ([5, 5], 5, 9)]
@@ -148,6 +146,19 @@ def test_attention_of_shared_keys_is_onnxruntimes_at_every_step(seed: int) -> No
                 np.testing.assert_allclose(a[b][part].astype(np.float64), e[b][part].astype(np.float64), rtol=atol, atol=atol)
 
 
+@pytest.mark.parametrize("seed", some_of(range(12), quick=(1, 2, 3, 4, 11)))  # each attribute, packed, without a cache, a bias, f16
+def test_attention_of_shared_keys_is_onnxruntimes_at_every_step(seed: int) -> None:
+    check_every_step(Draw(seed), threads=1 + seed % 2)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 6])  # a cell for nothing; rotated; packed
+def test_attention_that_is_not_causal_sees_whole_sentences(seed: int) -> None:
+    draw = Draw(seed)
+    draw.attrs["causal"] = 0
+
+    check_every_step(draw, threads=1)
+
+
 def test_a_cache_that_is_too_short_is_an_error() -> None:
     draw = Draw(7)
     module = tc.compile(draw.model(), threads=1, on_unsupported="error")
@@ -159,9 +170,15 @@ def test_a_cache_that_is_too_short_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("attrs", "text"),
-    [({"num_heads": 3, "kv_num_heads": 2}, "3 heads, 2 of keys"), ({"num_heads": 2, "kv_num_heads": 2, "qk_output": 1}, "returns scores")],
+    [
+        ({"num_heads": 3, "kv_num_heads": 2}, "3 heads, 2 of keys"),
+        ({"num_heads": 2, "kv_num_heads": 2, "qk_output": 1}, "returns scores"),
+        ({"num_heads": 2, "kv_num_heads": 2, "sliding_window_cache": 1, "local_window_size": 2}, "cache of the last places"),
+        ({"num_heads": 2, "kv_num_heads": 2, "causal": 0, "local_window_size": 2}, "of causal attention alone"),
+        ({"num_heads": 2, "kv_num_heads": 2, "k_quant_type": "PER_TENSOR"}, "cache of integers"),
+    ],
 )
-def test_what_is_no_attention_of_groups_is_said(attrs: dict[str, int], text: str) -> None:
+def test_what_is_no_attention_of_groups_is_said(attrs: dict[str, Any], text: str) -> None:
     declared = {"q": (F32, [1, 2, 96]), "l": (np.int32, [1]), "t": (np.int32, [])}
     names = ["q", "-", "-", "-", "-", "l", "t"]
 

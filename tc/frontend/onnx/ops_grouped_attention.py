@@ -86,13 +86,12 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
     values [b, kv heads, places, w]; how many places each sentence has in all, less one [b], and the most that any has.
 
     What is new in a sentence goes behind what its cache holds: at 0 where all places are new. A place sees those before it and itself, of
-    these the last `local_window_size`.
+    these the last `local_window_size`; without `causal` all of the sentence.
     """
     heads, kv_heads = n.attr("num_heads", 0), n.attr("kv_num_heads", 0)
     if not heads or not kv_heads or heads % kv_heads:
         raise NodeError(f"GroupQueryAttention: {heads} heads, {kv_heads} of keys and values")
-    if n.attr("qk_output", 0) or n.has_output(3) or any(n.optional(k) is not None for k in range(12, len(n.inputs))):
-        raise UnsupportedError("GroupQueryAttention that returns scores, or with a cache of integers", code="TC1013")
+    _refuse_what_is_not_there(n)
     q, k, v = _heads_of(n, heads, kv_heads)
     batch, _, length, width = q.shape
     if n.optional(5) is None or n.optional(6) is None:
@@ -116,9 +115,25 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
         scores = n.call("mul", n.call("tanh", n.call("div", scores, cap)), cap)
     scores = with_term(n, scores, _bias(n, places))
     lowest = n.const(np.finfo(q.dtype.numpy).min if q.dtype.name != "bf16" else -3e38, q.dtype)
-    scores = n.call("where", _is_seen(n, held, length, places), scores, lowest)
+    seen = _is_seen(n, held, length, places) if n.attr("causal", 1) else _is_there(n, totals, places)
+    scores = n.call("where", seen, scores, lowest)
     made = n.call("matmul", _weights(n, scores, heads), _repeated(n, v, heads // kv_heads))
     return [in_rows(n, made), k, v]
+
+
+def _refuse_what_is_not_there(n: NodeContext) -> None:
+    has = [n.optional(k) is not None for k in range(len(n.inputs))]
+    for is_there, what in (
+        (n.attr("qk_output", 0) or n.has_output(3), "that returns scores"),
+        (any(has[12:14]) or any(n.attr(f"{of}_quant_type", "NONE") != "NONE" for of in "kv"), "with a cache of integers"),
+        (any(has[14:16]), "that normalizes heads"),
+        (any(has[16:]), "with numbers of queries of each sentence"),
+        (n.attr("sliding_window_cache", 0), "with a cache of the last places alone"),
+    ):
+        if is_there:
+            raise UnsupportedError(f"GroupQueryAttention {what}", code="TC1013")
+    if not n.attr("causal", 1) and n.attr("local_window_size", -1) > 0:
+        raise NodeError("GroupQueryAttention: local_window_size is of causal attention alone")
 
 
 # -- heads
@@ -231,6 +246,12 @@ def _is_seen(n: NodeContext, held: ModelValue, length: Expr, places: Expr) -> Mo
     if window <= 0:
         return seen
     return n.call("logical_and", seen, n.call("less", n.call("sub", asking, n.const(window, i64)), asked))
+
+
+def _is_there(n: NodeContext, totals: ModelValue, places: Expr) -> ModelValue:
+    """[b, 1, 1, t]: whether a place of the cache is one of the sentence."""
+    last = n.call("reshape", totals, shape=(totals.shape[0], 1, 1, 1))
+    return n.call("logical_not", n.call("less", last, n.call("range", size=places)))
 
 
 def _bias(n: NodeContext, places: Expr) -> ModelValue | None:
