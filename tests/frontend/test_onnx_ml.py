@@ -223,6 +223,27 @@ def test_svm_classifier_with_probabilities(kind: str, classes: int) -> None:
     check(model, [floats(20, 3)], native=False, rtol=1e-4)
 
 
+@pytest.mark.parametrize("code", [F, DOUBLE, I64])
+@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "c"]])
+def test_svm_classifier_of_rows_of_any_type_with_labels_that_are_strings(code: int, labels: list[str]) -> None:
+    classes = len(labels)
+    model = ml(
+        "SVMClassifier",
+        [(code, 2)],
+        [S, F],
+        kernel_type="RBF",
+        kernel_params=[0.3, 0.5, 3.0],
+        classlabels_strings=labels,
+        coefficients=floats((classes - 1) * 2 * classes).tolist(),
+        support_vectors=floats(2 * classes * 3).tolist(),
+        vectors_per_class=[2] * classes,
+        rho=floats(classes * (classes - 1) // 2).tolist(),
+    )
+    dtype = helper.tensor_dtype_to_np_dtype(code)
+
+    check(model, [(2 * floats(20, 3)).astype(dtype)], [np.zeros((0, 3), dtype)], native=False)
+
+
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ModelError, match="LabelEncoder: 2 keys and 1 values"):
         tc.compile(ml("LabelEncoder", [(I64, 1)], [I64], 2, keys_int64s=[1, 2], values_int64s=[1]))

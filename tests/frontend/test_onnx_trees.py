@@ -180,7 +180,7 @@ def test_any_number_of_rows_and_trees(trees: int, threads: int) -> None:
     given = forest(rng, trees, 8, 5, MODES[:2], True)
     leaves = given.pop("leaves")
     given |= weights("target", leaves, [0, 1], rng, False)
-    for rows in (None, 1, 31, 32, 33, 200):
+    for rows in (None, 0, 1, 31, 32, 33, 200):
         model = ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=2, **given)
         if rows is not None:
             model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = rows

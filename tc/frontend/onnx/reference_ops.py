@@ -89,9 +89,16 @@ def corrected_ops() -> tuple[type, ...]:
             return super()._run(x, np.where(first < -sizes, 0, first), ends, axes, steps)
 
     class SVMClassifier(KnownSVMClassifier):  # type: ignore[misc]
-        """Probabilities of more than two classes are coupled by products of single elements; ONNX's has a sum of products there."""
+        """Probabilities of more than two classes are coupled by products of single elements; ONNX's has a sum of products there. It also
+        rounds scores to the type of x, takes labels that are strings for numbers, and has no scores of no rows."""
 
         op_domain = "ai.onnx.ml"
+
+        def _run(self, x: Any, classlabels_ints: Any = None, classlabels_strings: Any = None, **attributes: Any) -> tuple[Any, ...]:
+            labels = np.array(classlabels_ints or classlabels_strings)
+            rows = x.astype(np.float32) if len(x) else np.zeros((1, *x.shape[1:]), np.float32)
+            places, scores = super()._run(rows, list(range(len(labels))), None, **attributes)
+            return labels[places][: len(x)], scores[: len(x)]
 
         def _probabilities(self, scores: Any, count: int) -> Any:
             first, second = np.triu_indices(count, 1)

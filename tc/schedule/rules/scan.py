@@ -51,6 +51,8 @@ def schedule_scan(schedule: Schedule, target: Target) -> str | None:
     if len(ordered) != 1 or any(axis.kind is AxisKind.REDUCTION for axis in info.block.axes):
         return None
     loops = list(schedule.loops_of(info.name))
+    if any(extent_value(schedule, loop) == 0 for loop in loops):
+        return None
     driving = [loop for loop, stmt in zip(loops, info.loops, strict=True) if stmt.var in variables(ordered[0].value)]
     if len(driving) != 1:
         return None
