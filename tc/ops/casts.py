@@ -25,7 +25,7 @@ from tc.ir.dtype import (
     round_to,
     u8,
 )
-from tc.ir.expr import Expr, Sub, call, cast, const, is_const, select
+from tc.ir.expr import cast, is_const, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import Arrays, Tensors, Types, blocked_elementwise, map_elements, operand
@@ -90,50 +90,6 @@ register(
     )
 )
 """A `cast` to a narrower float that says how a value is stored: what a kernel computes with further is not rounded."""
-
-
-def _infer_float_term(types: Types, attrs: Attrs) -> TensorType:
-    x = operand(types, 0, "float_term")
-    if not (x.dtype.is_float and attrs.dtype.is_float and attrs.dtype.bits < x.dtype.bits):
-        raise ShapeError(f"float_term: {x} is no sum of terms of the narrower float {attrs.dtype}")
-    return TensorType(x.shape, attrs.dtype)
-
-
-def float_term(x: np.ndarray, dtype: DType, rest: bool) -> np.ndarray:
-    """What the operator makes of an array, and compilers of literals."""
-    source = from_numpy(x.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        first = cast_array(cast_array(x, dtype), source)
-        return cast_array(np.where(np.isinf(first), 0, x - first if rest else first).astype(x.dtype), dtype)
-
-
-def _float_term_te(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> te.Tensor:
-    def term(x: Expr) -> Expr:
-        first = cast(cast(x, attrs.dtype), x.dtype)
-        return cast(select(call("isinf", first), const(0.0, x.dtype), Sub(x, first) if attrs.rest else first), attrs.dtype)
-
-    return map_elements(term, tensors, types, "float_term")
-
-
-def _float_term_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:
-    edges = np.array([0.0, -0.0, 1.00390625, -1.01171875, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1e-30], np.float32)
-    for x in (edges, rng.standard_normal((3, 4), dtype=np.float32), np.zeros((0, 2), np.float32)):
-        for rest in (False, True):
-            yield [x], {"dtype": bf16, "rest": rest}
-
-
-register(
-    OpDef(
-        "float_term",  # a finite x is nearly the sum of two: x rounded to `dtype`, and the rest, rounded; of an infinite x both are 0
-        _infer_float_term,
-        lambda arrays, attrs: float_term(arrays[0], attrs.dtype, attrs.rest),  # type: ignore[arg-type]
-        _float_term_te,
-        {"dtype": REQUIRED, "rest": REQUIRED},
-        blocked=blocked_elementwise("float_term"),
-        rounds=True,
-        samples=_float_term_samples,
-    )
-)
 
 
 def _infer_round_where(types: Types, attrs: Attrs) -> TensorType:

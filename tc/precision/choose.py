@@ -24,7 +24,18 @@ from tc.ir.graph import Atom, Binding, Call, TensorConst, TensorVar
 from tc.ir.types import TensorType, product
 from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import get_op, inference
-from tc.passes.graph.narrowing import F32, Narrowing, Precision, Role, calls_of, can_split, choose_narrowing, factors_of
+from tc.ops.terms import length_of_term
+from tc.passes.graph.narrowing import (
+    F32,
+    Narrowing,
+    Precision,
+    Role,
+    calls_of,
+    can_split,
+    choose_narrowing,
+    depth_of,
+    factors_of,
+)
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import PreparedModel, narrow_model
 from tc.precision.calibrate import Build, Simulation, largest_values, relative_error, run_batch
@@ -62,6 +73,9 @@ TERMS = 3
 
 SPLIT_BYTES = 12
 """That a split product moves for an element of a factor that is no literal: written and read three times with two bytes."""
+
+SPLIT_LITERAL_BYTES = 2
+"""That it reads more for an element of a literal: six for four."""
 
 SPLIT_ERROR = 2.0**-15
 """A tolerance below this is none for split products: what they lose is an eighth of it for each, and adds up."""
@@ -258,11 +272,16 @@ def split_seconds(target: Target, binding: Binding, facts: Sequence[object] = ()
     """About how much less time an operation takes whose factors are split into terms of bf16; 0 where it takes more, or cannot be split."""
     call, known = binding.value, Facts.of(facts)  # type: ignore[arg-type]
     assert isinstance(call, Call)
-    share = 1.0 - TERMS / _speedup(target)
-    if share <= 0 or not can_split(binding):
+    if not can_split(binding):
         return 0.0
-    moved = SPLIT_BYTES * _elements([factor for factor in factors_of(call) if isinstance(factor, TensorVar)], known)
-    return max(_seconds_in_f32(target, binding, known) * share - moved / kernel_rates(target).near_bytes_per_second, 0.0)
+    depth = depth_of(call)
+    share = 1.0 - TERMS * typical(length_of_term(depth), known) / max(typical(depth, known), 1) / _speedup(target)
+    factors = factors_of(call)
+    moved = SPLIT_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorVar)], known)
+    moved += SPLIT_LITERAL_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorConst)], known)
+    machine, rates = machine_of(target), kernel_rates(target)
+    more = moved / rates.near_bytes_per_second + machine.launch_cycles / machine.clock_hz
+    return max(_seconds_in_f32(target, binding, known) * share - more, 0.0)
 
 
 def _elements(atoms: Sequence[Atom], facts: Facts) -> int:

@@ -3,18 +3,15 @@
 What is stored in 16 bits is `narrow` of an f32, and what computes with it reads a `cast` of it: inside a kernel both vanish, and only what
 goes through memory is rounded. Inputs and results of the module keep their types. Literals are rounded here.
 
-A factor of a product that is split is nearly the sum of two terms of 16 bits, the rounded one and the rest; three of the four products of
-terms matter. They are one product three times as deep: the terms lie one after the other along what is summed.
+Factors of a product that is split become their terms of 16 bits (`tc.ops.terms`), one after the other along what is summed.
 Source: that operators are safe, sensitive or neutral is from mixed-precision training (Micikevicius et al., 2018), by lists of names; ours
-asks records of operators and the loops in them. Products of terms are those of "Leveraging the bfloat16 Artificial Intelligence Datatype
-For Higher-Precision Computations" (Henry, Tang and Heinecke, 2019).
+asks records of operators and the loops in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 
@@ -37,8 +34,8 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace, substitute
 from tc.ir.types import TensorType
 from tc.ops.build import full_attrs
-from tc.ops.casts import float_term
 from tc.ops.registry import get_op
+from tc.ops.terms import FINITE, REST, ROUNDED, join_terms
 from tc.passes.graph.narrowing import F32, Narrowing, Precision, Role, choose_narrowing, factors_of
 from tc.passes.manager import graph_pass, map_graph_functions
 
@@ -50,14 +47,6 @@ def narrow_floats(module: IRModule, *, precision: Precision = F32) -> IRModule:
         return module
     narrowing, literals = choose_narrowing(module, precision), dict[int, TensorConst]()
     return map_graph_functions(module, lambda func: _Rewriter(narrowing, literals).function(func))
-
-
-class _Term(Enum):
-    """What stands for a factor in one of the products of terms."""
-
-    ROUNDED = "the factor, rounded"
-    FINITE = "the same, 0 where it is infinite"
-    REST = "what is left, rounded; 0 where it is infinite"
 
 
 @dataclass
@@ -158,41 +147,33 @@ class _Rewriter:
         """The terms of both factors so that each stands beside the one that it is multiplied with; where one is infinite, the product of
         the rounded ones is all there is."""
         lhs, rhs = factors_of(call)
-        pairs = [(_Term.ROUNDED, _Term.ROUNDED)]
-        pairs += [(_Term.REST, _Term.FINITE)] if self._has_rest(lhs) else []
-        pairs += [(_Term.FINITE, _Term.REST)] if self._has_rest(rhs) else []
+        pairs = [(ROUNDED, ROUNDED)]
+        pairs += [(REST, FINITE)] if self._has_rest(lhs) else []
+        pairs += [(FINITE, REST)] if self._has_rest(rhs) else []
         axes = get_op(call.op).depth
         assert axes is not None
         return [self._joined(*each) for each in zip((lhs, rhs), zip(*pairs, strict=True), axes, strict=True)]
 
     def _has_rest(self, atom: Atom) -> bool:
         if isinstance(atom, TensorConst):
-            return bool(float_term(atom.value, self.narrowing.dtype, True).any())
+            return bool(join_terms(atom.value, self.narrowing.dtype, -1, (REST,)).any())
         return atom not in self.narrowing.stored
 
-    def _joined(self, atom: Atom, terms: tuple[_Term, ...], axis: int) -> Atom:
+    def _joined(self, atom: Atom, terms: tuple[str, ...], axis: int) -> Atom:
         """Terms of a value along an axis, once for all who ask; those of literals are numbers."""
-        key = (id(atom.value) if isinstance(atom, TensorConst) else atom, terms, axis)
-        if key not in self.joined:
-            parts = [self._term(atom, term) for term in terms]
-            if isinstance(atom, TensorConst):
-                values = [part.value for part in parts]  # type: ignore[union-attr]
-                self.joined[key] = TensorConst(np.concatenate(values, axis), atom.name, span=atom.span)
-            else:
-                types = [part.type for part in parts]
-                call = Call("concat", tuple(parts), (("axis", axis % types[0].rank),), span=atom.span)  # type: ignore[union-attr]
-                (type_,) = get_op("concat").infer_types(types, full_attrs(call))  # type: ignore[arg-type]
-                self.joined[key] = parts[0] if len(parts) == 1 else self._bind(call, type_, atom.name, atom.span)
-        return self.joined[key]
-
-    def _term(self, atom: Atom, term: _Term) -> Atom:
-        if term is _Term.ROUNDED:
+        if len(terms) == 1:
             return self._narrowed(atom)
-        dtype, rest = self.narrowing.dtype, term is _Term.REST
-        if isinstance(atom, TensorConst):
-            return TensorConst(float_term(atom.value, dtype, rest), atom.name, span=atom.span)
-        call = Call("float_term", (self._wide(atom, atom.span),), (("dtype", dtype), ("rest", rest)), span=atom.span)
-        return self._bind(call, _narrow_type(atom, dtype), atom.name, atom.span)
+        dtype, key = self.narrowing.dtype, (id(atom.value) if isinstance(atom, TensorConst) else atom, terms, axis)
+        if key not in self.joined:
+            if isinstance(atom, TensorConst):
+                self.joined[key] = TensorConst(join_terms(atom.value, dtype, axis, terms), atom.name, span=atom.span)
+            else:
+                known = self.narrow[atom] if atom in self.narrowing.stored else atom
+                attrs = (("dtype", dtype), ("axis", axis), ("terms", terms))
+                call = Call("join_terms", (known,), attrs, span=atom.span)
+                (type_,) = get_op("join_terms").infer_types([known.type], full_attrs(call))  # type: ignore[list-item]
+                self.joined[key] = self._bind(call, type_, atom.name, atom.span)
+        return self.joined[key]
 
     def _decoded_product(self, binding: Binding) -> None:
         """Factors rounded to 16 bits and cast back, which kernels take in; what is made of fewer bits is as it is."""

@@ -19,7 +19,7 @@ import numpy as np
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
 from tc.ir.dtype import DType, bf16, f32
-from tc.ir.expr import BinaryExpr, Cast, Const, MathCall, Max, equal, is_const
+from tc.ir.expr import BinaryExpr, Cast, Const, Expr, MathCall, Max, equal, is_const
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, all_bindings, atoms_of
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -283,6 +283,13 @@ def can_split(binding: Binding) -> bool:
         return False
     lhs, rhs = (factor.type.shape for factor in factors)  # type: ignore[union-attr]
     return min(len(lhs), len(rhs)) > 1 and is_const(equal(lhs[depth[0]], rhs[depth[1]]), True)
+
+
+def depth_of(call: Call) -> Expr:
+    """How long the axis is along which terms of factors are joined."""
+    axes = get_op(call.op).depth
+    assert axes is not None and isinstance(factors_of(call)[0].type, TensorType)
+    return factors_of(call)[0].type.shape[axes[0]]  # type: ignore[union-attr]
 
 
 def terms_of(binding: Binding) -> int:
