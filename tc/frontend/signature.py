@@ -138,10 +138,7 @@ def item_array(value: Any, dtype: str, strings: StringTable | None, what: str) -
     if dtype == STRING:
         assert strings is not None
         return strings.numbers(value, what)
-    if hasattr(value, "resolve_neg"):  # torch's, of which DLPack does not say that its numbers stand for their negatives
-        value = value.resolve_neg()
-    array = np.from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) else np.asarray(value)
-    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    array = np.asarray(value)
     if array.dtype != parse_dtype(dtype).numpy:
         raise InputError(f"{what}: dtype is {array.dtype}, but must be {dtype}", code="TC2002")
     return array

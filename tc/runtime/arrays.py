@@ -37,6 +37,13 @@ def input_array(value: Any, name: str) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def with_arrays(value: Any, name: str) -> Any:
+    """An input that may be a list of arrays, or no array at all, with arrays of numpy's."""
+    if isinstance(value, (list, tuple)):
+        return [with_arrays(item, f"{name}[{k}]") for k, item in enumerate(value)]
+    return input_array(value, name) if hasattr(value, "__dlpack__") else value
+
+
 def _is_negated(value: Any) -> bool:
     """Whether an array is torch's, of numbers that stand for their negatives: DLPack does not say so."""
     return hasattr(value, "is_neg") and bool(value.is_neg())
@@ -71,15 +78,20 @@ def output_array(value: Any, shape: tuple[int, ...], dtype: np.dtype, name: str)
     return array
 
 
-def like(first: Any, result: np.ndarray) -> Any:
-    """`result` as the kind of array that `first` is, through that kind's own `from_dlpack`; as it is where DLPack has no such dtype."""
+def like(first: Any, result: Any) -> Any:
+    """`result`, or the arrays of a list, as the kind of array that `first` is, through that kind's own `from_dlpack`; as it is where DLPack
+    has no such dtype, and what is no array."""
     module = type(first).__module__.partition(".")[0]
     reader = getattr(sys.modules.get(module), "from_dlpack", None)
-    if reader is None or not hasattr(first, "__dlpack__"):
+    if isinstance(first, np.ndarray) or reader is None or not hasattr(first, "__dlpack__"):
+        return result
+    if isinstance(result, list):
+        return [like(first, item) for item in result]
+    if not isinstance(result, np.ndarray):
         return result
     if result.dtype == bf16.numpy:
         return reader(_AsBfloat16(result.view(np.uint16)))
-    return reader(result) if result.dtype.isbuiltin == 1 else result
+    return reader(result) if result.dtype.isbuiltin == 1 and not result.dtype.hasobject else result
 
 
 def from_dlpack(value: Any) -> np.ndarray:

@@ -318,7 +318,7 @@ class CudaModule(DeviceModule):
             return _Target(given, read_device_array(given, self._device.number, memory.queue.stream, "a result"))
         made = self._own_array(memory, shape, dtype)
         view = DeviceArrayView(made.address, shape, dtype, self._device.number, made)
-        return _Target(like(memory.first, made), view)  # type: ignore[arg-type]
+        return _Target(like(memory.first, made), view)
 
     def _own_array(self, memory: _CudaMemory, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
         size = from_numpy(dtype).bytes_of(int(np.prod(shape, dtype=np.int64)))

@@ -11,13 +11,14 @@ import numpy as np
 
 from tc.codegen.backend import Loaded
 from tc.errors import InputError, UnsupportedError, UserError
-from tc.frontend.signature import Signature, strings_of_call
+from tc.frontend.signature import Signature, StringTable, strings_of_call
 from tc.ir.arith import evaluate
 from tc.ir.dtype import from_numpy
 from tc.ir.expr import Expr, Var
 from tc.ir.node import walk
 from tc.ir.plan import Check, ExecutionPlan, Launch, SlotPlace
 from tc.ir.types import TensorType
+from tc.runtime.arrays import like, with_arrays
 from tc.runtime.callbacks import Callback
 from tc.runtime.entry import EntrySource
 from tc.runtime.frames import Frame
@@ -31,6 +32,11 @@ from tc.target import Target
 def _is_known(expr: Expr, env: Mapping[Var, int]) -> bool:
     """Whether an expression has a value for these dims."""
     return all(node in env for node in walk(expr) if isinstance(node, Var))
+
+
+def _flat(signature: Signature, inputs: Mapping[str, Any], strings: StringTable) -> dict[str, Any]:
+    """The tensors of inputs by name."""
+    return signature.flatten({name: with_arrays(value, name) for name, value in inputs.items()}, strings)
 
 
 class CompiledModule(NativeProgram):
@@ -127,7 +133,9 @@ class CompiledModule(NativeProgram):
         if replaced:
             return self._overriding(replaced).run(inputs)
         with strings_of_call(self.signature.table()) as strings:
-            return self.signature.restore(self._run_flat(self.signature.flatten(inputs, strings)), strings)
+            results = self.signature.restore(self._run_flat(_flat(self.signature, inputs, strings)), strings)
+        first = inputs[self.signature.inputs[0].name] if self.signature.inputs else None
+        return {name: like(first, result) for name, result in results.items()}
 
     def _run_flat(self, inputs: Mapping[str, Any]) -> Sequence[Any]:
         try:
@@ -193,7 +201,7 @@ class CompiledModule(NativeProgram):
         if self.signature is None:
             return self._profile(args, int(repeat))
         with strings_of_call(self.signature.table()) as strings:
-            return self._profile((self.signature.flatten(self._named(args), strings),), int(repeat))
+            return self._profile((_flat(self.signature, self._named(args), strings),), int(repeat))
 
     def _profile(self, args: tuple[Any, ...], repeat: int) -> list[KernelTime]:
         if self._make_profiled is None:

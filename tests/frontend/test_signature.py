@@ -211,6 +211,44 @@ def test_a_tensor_whose_rank_data_decide() -> None:
     same(module(np.array(False), x), x[None])
 
 
+TENSORS_OF_TORCH = {
+    "strings": 'g (string[n] t, float[2] x) => (bool[n] y, string[n] z, float[2] w) { y = Equal(t, t) z = Identity(t) w = Neg(x) }',
+    "numbers": """g (float[2] x, bool c) => (y, float[2] z, seq(float[a]) s) { z = Neg(x) s = SequenceConstruct(x, z) y = If(c) <
+        then_branch = a () => (o1) { o1 = Neg(x) },
+        else_branch = b () => (o2) { k = Constant<value_ints = [0]>() o2 = Unsqueeze(x, k) }> }""",
+    "bf16": "g (seq(bfloat16[a]) s, bfloat16[b] x) => (seq(bfloat16[a]) y) { y = SequenceInsert(s, x) }",
+}
+
+
+def test_tensors_of_torch_are_taken_and_given_where_there_are_strings_sequences_and_unknown_ranks() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([1.0, 2.0])
+
+    y, z, w = tc.compile(parsed(TENSORS_OF_TORCH["strings"]))(strings("a", "b"), x)  # the first decides what results are
+    assert [type(each) for each in (y, z, w)] == [np.ndarray] * 3
+    module = tc.compile(parsed(TENSORS_OF_TORCH["numbers"]))
+    for condition, wanted in ((True, -x), (False, x[None])):
+        y, z, s = module(x, torch.tensor(condition))
+        assert torch.equal(y, wanted)
+        assert torch.equal(z, -x)
+        assert [torch.equal(a, b) for a, b in zip(s, (x, -x), strict=True)] == [True, True]
+    wide = x.to(torch.bfloat16)
+    found = tc.compile(parsed(TENSORS_OF_TORCH["bf16"]))([wide[:1]], wide)
+    same([each.astype(np.float32) for each in found], [np.array([1], np.float32), np.array([1, 2], np.float32)])
+    with pytest.raises(InputError, match="cannot be read through DLPack"):
+        module(x.requires_grad_(), np.array(True))
+
+
+def test_strings_that_are_made_of_a_tensor_of_torch_are_an_array() -> None:
+    torch = pytest.importorskip("torch")
+    node = helper.make_node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_int64s=[1, 2], values_strings=["a", "b"])
+    infos = [helper.make_tensor_value_info(name, code, ["n"]) for name, code in (("x", 7), ("y", 8))]
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
+
+    same(tc.compile(helper.make_model(graph, opset_imports=opsets, ir_version=8))(torch.tensor([2, 1])), strings("b", "a"))
+
+
 def test_a_saved_module_knows_them(tmp_path: Path) -> None:
     text = """g (seq(float[a, 3]) s, string[n] t) => (seq(float[a, 3]) y, bool[n] e) {
         y = Identity(s)  k = Constant<value_string = "é">()  e = Equal(t, k)
