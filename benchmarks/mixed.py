@@ -4,9 +4,9 @@
     python -m benchmarks.mixed minilm --tolerance 3e-3
 
 16 inputs calibrate, 64 fresh ones are compared with the model in f32: the relative L2 error of the worst result of each. `kept`: operations
-that the tolerance keeps in f32, of those that could have 16 bits. `f32/mixed`: seconds of a call over each other, in turns, one thread.
-CPU time is of the whole compilation, in a process without a cache. A median above the tolerance, or an error above one and a half of it, is
-marked and makes the exit code 1.
+that the tolerance keeps in f32, of those that could have 16 bits; `split`: products of sums of two bf16. `f32/mixed`: seconds of a call
+over each other, in turns, one thread. CPU time is of the whole compilation, in a process without a cache. A median above the tolerance, or
+an error above one and a half of it, is marked and makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ MOST_ERROR = 1.5
 @dataclass(frozen=True)
 class MixedRow:
     """`errors`: of the worst result of each fresh input. `narrowed`, `kept`: operations in 16 bits, and those that the tolerance keeps in
-    f32. `faster`: seconds of a call in f32 over those of one in mixed precision. `cpu_seconds`: of compiling with the search, and without
-    it in f32."""
+    f32; `split`: products in three of bf16. `faster`: seconds of a call in f32 over those of one in mixed precision. `cpu_seconds`: of
+    compiling with the search, and without it in f32."""
 
     model: str
     tolerance: float
     errors: tuple[float, ...]
     narrowed: int
     kept: int
+    split: int
     faster: Ratio
     cpu_seconds: float
     cpu_seconds_f32: float
@@ -57,7 +58,8 @@ class MixedRow:
         mark = "" if self.is_within else "  OVER"
         return (
             f"{self.model:14} error median {np.median(self.errors):.2e}  worst {max(self.errors):.2e}  narrowed {self.narrowed:3}  "
-            f"kept {self.kept:3}  f32/mixed {self.faster}  CPU {self.cpu_seconds:6.1f} s (f32 {self.cpu_seconds_f32:.1f} s){mark}"
+            f"kept {self.kept:3}  split {self.split:3}  f32/mixed {self.faster}  "
+            f"CPU {self.cpu_seconds:6.1f} s (f32 {self.cpu_seconds_f32:.1f} s){mark}"
         )
 
 
@@ -78,7 +80,8 @@ def measure(name: str, tolerance: float, calibrated: int = CALIBRATED, fresh: in
     found = mixed.report().precisions
     narrowed = sum((each.computed, each.stored) != ("f32", "f32") for each in found)
     kept = sum("tolerance" in each.why for each in found)
-    return MixedRow(name, tolerance, errors, narrowed, kept, faster, end - between, between - start)
+    split = sum(each.computed.endswith("x3") for each in found)
+    return MixedRow(name, tolerance, errors, narrowed - split, kept - split, split, faster, end - between, between - start)
 
 
 def measure_uncached(name: str, tolerance: float) -> MixedRow:

@@ -25,7 +25,7 @@ def test_a_small_model_keeps_its_tolerance_on_fresh_inputs() -> None:
 def test_a_median_and_a_worst_error_that_are_too_large_are_marked(
     errors: tuple[float, ...], is_within: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = MixedRow("m", 1.0, errors, 3, 4, Ratio(2.0, 1.9, 2.1), 5.0, 6.0)
+    row = MixedRow("m", 1.0, errors, 3, 4, 5, Ratio(2.0, 1.9, 2.1), 5.0, 6.0)
     monkeypatch.setattr(mixed, "run_apart", lambda *_: row)
 
     code = mixed.main(["digits", "--tolerance", "1"])

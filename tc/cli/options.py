@@ -208,7 +208,8 @@ def add_precision_arguments(group: argparse._ActionsContainer) -> None:
         "--precision",
         default="f32",
         metavar="WORD",
-        help="f32 (default), bf16, f16, or mixed:1e-2: bf16 where results keep that relative error, f32 elsewhere",
+        help="f32 (default), bf16, bf16x3 (products of sums of two bf16, nearly f32), f16, or mixed:1e-2: bf16 where results keep that "
+        "relative error, bf16x3 or f32 elsewhere",
     )
     group.add_argument(
         "--calibration",

@@ -310,7 +310,7 @@ def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm
     }
     if is_integer:
         own["fill"] = attrs.fill
-    else:
+    elif attrs.dtype:
         own["dtype"] = attrs.dtype
     image = Form.PLAIN if plain else Form.FEW if few else Form.CHANNELS
     return BlockedForm("conv_blocked", tuple(own.items()), (image, weights, Form.OUTPUTS)[: len(types)], groups=groups if merged > 1 else 0)

@@ -9,31 +9,24 @@ Seconds are estimated, so the same inputs choose the same on every run.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from math import prod
 
 import numpy as np
 
-from tc.cost.rates import kernel_rates
-from tc.cost.typical import typical
 from tc.frontend.signature import require_numbers
-from tc.ir.arith import Facts
 from tc.ir.dtype import bf16, f32
 from tc.ir.graph import Atom, Binding, Call, TensorConst, TensorVar
-from tc.ir.types import TensorType, product
-from tc.ops.build import full_attrs, operand_types
-from tc.ops.registry import get_op, inference
-from tc.ops.terms import length_of_term
+from tc.ir.types import TensorType
+from tc.passes.graph.convert_layout import CONVOLUTIONS, layout_seconds
 from tc.passes.graph.narrowing import (
     F32,
     Narrowing,
     Precision,
     Role,
     calls_of,
-    can_split,
     choose_narrowing,
-    depth_of,
     factors_of,
 )
 from tc.passes.manager import Stopwatch
@@ -41,12 +34,10 @@ from tc.passes.pipeline import PreparedModel, narrow_model
 from tc.precision.calibrate import Build, Simulation, largest_values, relative_error, run_batch
 from tc.precision.inputs import bind_calls, inputs_of
 from tc.precision.request import Batch, PrecisionRequest
+from tc.precision.savings import LEAST_SPLIT_GAIN, saved_seconds, split_seconds
 from tc.runtime.finish import build_prepared
 from tc.runtime.module import CompiledModule
 from tc.runtime.program import AssumptionFails
-from tc.target import Target
-from tc.target.machine import machine_of
-from tc.te import placeholder, stages_of
 
 LARGEST_F16 = 65504.0
 
@@ -68,31 +59,20 @@ NEAR = 0.95
 ROUNDS = 6
 """How often the program itself is measured, and more stays f32, before all of it does."""
 
-TERMS = 3
-"""Products of terms that a split product consists of."""
-
-SPLIT_BYTES = 12
-"""That a split product moves for an element of a factor that is no literal: written and read three times with two bytes."""
-
-SPLIT_LITERAL_BYTES = 2
-"""That it reads more for an element of a literal: six for four."""
-
 SPLIT_ERROR = 2.0**-15
 """A tolerance below this is none for split products: what they lose is an eighth of it for each, and adds up."""
-
-TILE_SPEEDUP = 8.0
-"""Of products of bf16 on tile registers over multiply-adds in f32, where whole kernels are compared."""
-
 
 def choose_precision(model: PreparedModel, request: PrecisionRequest, build: Build) -> Precision:
     """What is narrowed in a model, and what is kept. `build` compiles what is measured."""
     if request.dtype is None:
         return F32
     plain = Precision(request.dtype)
-    if not request.is_searched:
+    if not request.is_searched and not request.is_split:
         return plain
-    batches = bind_calls(request.calls, inputs_of(model.graph.main.params))
     narrowing = choose_narrowing(model.graph, plain)
+    if request.is_split:
+        return _all_split(model, narrowing)
+    batches = bind_calls(request.calls, inputs_of(model.graph.main.params))
     if request.tolerance is None:
         return Precision(request.dtype, _out_of_range(model, narrowing, batches, build))
     return _within(model, narrowing, batches, request.tolerance, build)
@@ -135,6 +115,32 @@ def _candidates(model: PreparedModel, narrowing: Narrowing) -> list[tuple[int, B
         for place, binding in enumerate(calls_of(model.graph))
         if narrowing.role(binding) in moved or (narrowing.role(binding) is Role.MOVE and any(map(_is_table, binding.value.args)))  # type: ignore[union-attr]
     ]
+
+
+def _all_split(model: PreparedModel, narrowing: Narrowing) -> Precision:
+    """Every product of two terms each that is faster so; all else in f32. What is computed strictly adds products one by one."""
+    kept, split = [], []
+    for place, binding in _candidates(model, narrowing):
+        assert isinstance(binding.value, Call)
+        is_split = _split_seconds(model, binding) > 0
+        split += [place] if is_split else []
+        kept.append((place, "" if is_split or not factors_of(binding.value) else "no faster as three products of bf16"))
+    return _with_layouts(model, Precision(narrowing.dtype, tuple(kept), tuple(split)))
+
+
+def _split_seconds(model: PreparedModel, binding: Binding) -> float:
+    return 0.0 if model.numerics == "strict" else split_seconds(model.target, binding, model.graph.main.facts)
+
+
+def _with_layouts(model: PreparedModel, chosen: Precision) -> Precision:
+    """The same, without convolutions that are split, where these make the layouts of the others worse than they are worth."""
+    calls = calls_of(model.graph)
+    products = tuple(place for place in chosen.split if calls[place].value.op not in CONVOLUTIONS)  # type: ignore[union-attr]
+    if products == chosen.split:
+        return chosen
+    without = dataclasses.replace(chosen, split=products)
+    split, plain = (layout_seconds(narrow_model(model, each).graph.main, model.target) for each in (chosen, without))
+    return chosen if split <= (1 - LEAST_SPLIT_GAIN / 2) * plain else without
 
 
 def _is_table(atom: Atom | None) -> bool:
@@ -190,7 +196,7 @@ def _within(model: PreparedModel, narrowing: Narrowing, batches: Sequence[Batch]
         hardest_first = sorted(range(len(batches)), key=lambda place: (-alone[place], place))
         costs = [simulation.error((k,), hardest_first[0]) ** 2 for k in everything]
         facts = model.graph.main.facts
-        split = [split_seconds(model.target, binding, facts) if allowed >= SPLIT_ERROR else 0.0 for _, binding in candidates]
+        split = [_split_seconds(model, binding) if allowed >= SPLIT_ERROR else 0.0 for _, binding in candidates]
         saved = [saved_seconds(model.target, binding, facts) - split[k] for k, (_, binding) in enumerate(candidates)]
         error_of = lambda chosen: simulation.first_above(chosen, hardest_first, allowed)  # noqa: E731
         rounded, budget = _most_within(error_of, costs, saved, allowed, max(alone))
@@ -200,7 +206,7 @@ def _within(model: PreparedModel, narrowing: Narrowing, batches: Sequence[Batch]
             rounded = []
         if not rounded and not split_places:
             break
-        chosen = _keeping(candidates, set(everything).difference(rounded), tolerance, split_places)
+        chosen = _with_layouts(model, _keeping(candidates, set(everything).difference(rounded), tolerance, split_places))
         found = _results(build(narrow_model(model, chosen)), batches)
         error = max(map(relative_error, found, exact))
         if error <= allowed:
@@ -257,51 +263,3 @@ def _keeping(candidates: Sequence[tuple[int, Binding]], kept: Iterable[int], tol
     reason = f"its rounding would break the tolerance of {tolerance:g}"
     places = [candidates[k][0] for k in sorted(kept)]
     return Precision(bf16, tuple((place, reason) for place in places), tuple(place for place in places if place in split))
-
-
-def saved_seconds(target: Target, binding: Binding, facts: Sequence[object] = ()) -> float:
-    """About how much less time an operation takes with 16 bits: products that instructions sum faster, bytes that are not moved."""
-    call, known = binding.value, Facts.of(facts)  # type: ignore[arg-type]
-    assert isinstance(call, Call)
-    atoms = [*binding.targets, *(atom for atom in call.args if atom is not None)]
-    seconds = 2.0 * _elements(atoms, known) / kernel_rates(target).near_bytes_per_second
-    return seconds + _seconds_in_f32(target, binding, known) * (1.0 - 1.0 / _speedup(target)) if factors_of(call) else seconds
-
-
-def split_seconds(target: Target, binding: Binding, facts: Sequence[object] = ()) -> float:
-    """About how much less time an operation takes whose factors are split into terms of bf16; 0 where it takes more, or cannot be split."""
-    call, known = binding.value, Facts.of(facts)  # type: ignore[arg-type]
-    assert isinstance(call, Call)
-    if not can_split(binding):
-        return 0.0
-    depth = depth_of(call)
-    share = 1.0 - TERMS * typical(length_of_term(depth), known) / max(typical(depth, known), 1) / _speedup(target)
-    factors = factors_of(call)
-    moved = SPLIT_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorVar)], known)
-    moved += SPLIT_LITERAL_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorConst)], known)
-    machine, rates = machine_of(target), kernel_rates(target)
-    more = moved / rates.near_bytes_per_second + machine.launch_cycles / machine.clock_hz
-    return max(_seconds_in_f32(target, binding, known) * share - more, 0.0)
-
-
-def _elements(atoms: Sequence[Atom], facts: Facts) -> int:
-    return sum(typical(product(a.type.shape), facts) for a in atoms if isinstance(a.type, TensorType) and a.type.dtype is f32)
-
-
-def _speedup(target: Target) -> float:
-    """Of products of bf16 over those of f32."""
-    return TILE_SPEEDUP if target.has("amx-bf16") else max(machine_of(target).bf16_dots_per_fma, 1.0)
-
-
-def _seconds_in_f32(target: Target, binding: Binding, facts: Facts) -> float:
-    return _flops(binding, facts) / kernel_rates(target).flops_per_second
-
-
-def _flops(binding: Binding, facts: Facts) -> float:
-    call = binding.value
-    assert isinstance(call, Call)
-    operands = [None if t is None else placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(operand_types(call))]
-    with inference(facts):
-        made = get_op(call.op).compute_tensors(operands, full_attrs(call), [t.type for t in binding.targets])  # type: ignore[misc]
-    terms = [(*stage.buffers[0].shape, *stage.reduce_extents) for stage in stages_of(made) if stage.reduce_axes]
-    return float(sum(2 * prod(typical(dim, facts) for dim in dims) for dims in terms))

@@ -17,7 +17,8 @@ from tc.precision.inputs import GivenCall, digest_of, read_calls
 
 DTYPES: Mapping[str, DType] = {"bf16": bf16, "f16": f16}
 MIXED = "mixed"
-FORMS = '"f32", "bf16", "f16", or "mixed:" and the relative error that results may have, such as "mixed:1e-2"'
+SPLIT = "bf16x3"
+FORMS = '"f32", "bf16", "bf16x3", "f16", or "mixed:" and the relative error that results may have, such as "mixed:1e-2"'
 
 Batch = Mapping[str, np.ndarray]
 Calibration = Union[Batch, np.ndarray, Iterable[Any], str, os.PathLike[str]]
@@ -25,8 +26,8 @@ Calibration = Union[Batch, np.ndarray, Iterable[Any], str, os.PathLike[str]]
 
 @dataclass(frozen=True, eq=False)
 class PrecisionRequest:
-    """`word`: as it was asked for. `dtype`: what floats are narrowed to, None for f32. `tolerance`: the relative L2 error that results may
-    have, or None. `calls`: calibration inputs as they were given."""
+    """`word`: as it was asked for. `dtype`: what floats are narrowed to, None for f32; for "bf16x3", the terms of products. `tolerance`:
+    the relative L2 error that results may have, or None. `calls`: calibration inputs as they were given."""
 
     word: str = "f32"
     dtype: DType | None = None
@@ -39,11 +40,16 @@ class PrecisionRequest:
         return self.tolerance is not None or self.dtype is f16
 
     @property
+    def is_split(self) -> bool:
+        """Whether products are of sums of two terms, and everything else is f32."""
+        return self.word == SPLIT
+
+    @property
     def facts(self) -> tuple[object, ...]:
         """All that a compiled module depends on; nothing for f32."""
         if self.dtype is None:
             return ()
-        return (self.dtype.name, self.tolerance, digest_of(self.calls) if self.is_searched else "")
+        return (SPLIT if self.is_split else self.dtype.name, self.tolerance, digest_of(self.calls) if self.is_searched else "")
 
 
 USUAL_PRECISION = PrecisionRequest()
@@ -62,6 +68,8 @@ def checked_precision(precision: object, calibration: object = None) -> Precisio
         if not calls:
             raise CalibrationError(f'precision "{word}" needs calibration inputs: {CALIBRATION_HINT}')
         return PrecisionRequest(word, bf16, _tolerance(number, colon, word), calls)
+    if word == SPLIT:
+        return PrecisionRequest(word, bf16, None, calls)
     if colon or (word not in DTYPES and word != "f32"):
         raise CalibrationError(f'precision "{precision}" is not known, must be {FORMS}')
     if word == "f16" and not calls:

@@ -110,7 +110,8 @@ def precision_notes(precision: str, target: Target) -> tuple[str, ...]:
         return ("precision: this target has no products of f16: 16 bits in memory, arithmetic in f32",)
     has_dots = target.has("avx512bf16") and machine_of(target).bf16_dots_per_fma > 1
     if not has_dots and not target.has("amx-bf16"):
-        return ("precision: products of bf16 are no faster than those of f32 on this target: 16 bits in memory, arithmetic in f32",)
+        rest = "all stay f32" if precision == "bf16x3" else "16 bits in memory, arithmetic in f32"
+        return (f"precision: products of bf16 are no faster than those of f32 on this target: {rest}",)
     return ()
 
 

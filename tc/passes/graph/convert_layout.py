@@ -157,6 +157,9 @@ PADDED = 0.25
 
 CONVOLUTIONS = ("conv", "conv_integer")
 
+WINOGRAD_SPEEDUP = 2.0
+"""Of Winograd's method for 3x3 windows over direct sums, of f32."""
+
 BLOCK_VECTORS = (1, 2)
 """Vectors that a block may have."""
 
@@ -223,11 +226,20 @@ def _has_convolutions(func: Function) -> bool:
     return any(isinstance(binding.value, Call) and binding.value.op in CONVOLUTIONS for binding in all_bindings(func))
 
 
-def _convert(func: Function, block: int, rates: Rates) -> Function:
-    func = _convert_bodies(func, block, rates)
+def layout_seconds(func: Function, target: Target) -> float:
+    """The estimated time of a graph function on CPUs, in the layouts that would be chosen; infinite for one without convolutions."""
+    return _best_plan(func, target.lanes(32), Rates.on(target)).seconds
+
+
+def _best_plan(func: Function, block: int, rates: Rates) -> _Plan:
     forms = _forms(func, block, rates)
     plans = (_plan(func, forms if width == block else _forms(func, width, rates), width, rates) for width in _widths(forms, block, rates))
-    best = min(plans, key=lambda plan: plan.seconds)
+    return min(plans, key=lambda plan: plan.seconds)
+
+
+def _convert(func: Function, block: int, rates: Rates) -> Function:
+    func = _convert_bodies(func, block, rates)
+    best = _best_plan(func, block, rates)
     return Rewriter(func, best.forms, best.block).run() if best.forms else func
 
 
@@ -486,6 +498,8 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
         return seconds_of_rows(call, form, result, block, rates.tiles, rates.moves, facts)
     if form is not None and rates.tiles is not None and {Form.CHANNELS, Form.GROUPED} <= {*form.operands} and not is_depthwise:
         return seconds_on_tiles(call, form, result, block, rates.tiles, facts)
+    if form is not None and Form.WEIGHTS in form.operands and _is_too_wide_for_winograd(call, weights.type, block, rates):
+        waste *= WINOGRAD_SPEEDUP
     if form is not None:
         grouped = rates.bytes_blocked if call.op == "conv_integer" else rates.halves_blocked
         return flops / (rates.blocked_depthwise if is_depthwise else grouped if Form.GROUPED in form.operands else rates.blocked)
@@ -499,6 +513,14 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
     if multiplies_pixels(call, weights.type) and is_static and pixels >= tile and _has_wide_groups(call, weights.type, block, facts):
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
     return flops / rates.plain
+
+
+def _is_too_wide_for_winograd(call: Call, weights: TensorType, block: int, rates: Rates) -> bool:
+    """Whether a convolution of f32 has the two blocks of channels and outputs that Winograd's method needs in vectors, but not in these."""
+    attrs, shape = full_attrs(call), weights.static_shape
+    if rates.tiles is None or shape is None or shape[2:] != (3, 3) or {*(attrs.strides or (1,)), *(attrs.dilations or (1,))} != {1}:
+        return False
+    return attrs.groups == 1 and rates.tiles.lanes(32) < min(shape[:2]) <= block
 
 
 def _has_wide_groups(call: Call, weights: TensorType, block: int, facts: Facts) -> bool:

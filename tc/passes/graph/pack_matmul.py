@@ -9,6 +9,7 @@ Source: packing as in Goto and van de Geijn (2008).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -187,8 +188,8 @@ def in_groups(array: np.ndarray, block: int, group: int, terms: int) -> np.ndarr
 
 
 def _packed(b: GraphBuilder, m: Match, panels: Atom, columns: int) -> Atom:
-    dtype = m.attrs("matmul").dtype if m.call("matmul").op == "matmul" else None
-    return b.call("matmul_packed", m.x, panels, columns=columns, dtype=dtype, span=m.call("matmul").span)
+    own: dict[str, Any] = {name: value for name, value in m.call("matmul").attrs if name == "dtype"}
+    return b.call("matmul_packed", m.x, panels, columns=columns, span=m.call("matmul").span, **own)
 
 
 def _can_pack(m: Match, column_axis: int) -> bool:
