@@ -183,8 +183,8 @@ def compile_model(
     overridden: inputs with a default that are inputs of the module; one that is given such an input by name is compiled again by itself.
     passes: what is done around each pass, and other passes of the graph (`tc.passes.pipeline.PassOptions`); no module is cached then.
     precision: what floats of f32 may become inside. "bf16": products take 16-bit operands and sum in f32, values between kernels have 16
-        bits, all else computes in f32. "bf16x3": products of sums of two bf16, where faster. "f16": bf16's way where values stay far from 65,504 on the calibration inputs. "mixed:1e-2": bf16 as far as
-        every result keeps that relative L2 error on them. calibration: arrays by name, one array, a list or iterator of such, or a folder.
+        bits, all else is f32. "f16": so where values stay far from 65,504 on calibration inputs. "bf16x3": products of sums of two bf16.
+        "mixed:1e-2": bf16 as far as every result keeps that relative L2 error on calibration inputs: arrays, or a folder of them.
 
     Raises ModelError for damaged models, UnsupportedError for what cannot be compiled, InternalError where tc fails.
     """
