@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="threads of a compiled model (default: 1 and 2 in turns)")
     parser.add_argument("--numerics", choices=("default", "strict"), help="default: every eighth model is strict")
     parser.add_argument("--target", default="native", help=TARGET_HELP)
-    parser.add_argument("--precision", help="f32, bf16, f16, mixed:TOLERANCE (default: f32; of networks several in turns)")
+    parser.add_argument("--precision", help="f32, bf16, bf16x3, f16, mixed:TOLERANCE (default: f32; of networks several in turns)")
 
 
 def execute(args: argparse.Namespace) -> Outcome:

@@ -19,7 +19,7 @@ from tc.fuzz.generate import NETWORKS
 from tc.fuzz.process import Judge, Judged
 from tc.fuzz.reduce import Reduced, Subject, describe, reduce_failure
 
-PRECISIONS = ("bf16", "f32", "mixed:0.05", "bf16", "f16")  # of networks, two seeds each in turns
+PRECISIONS = ("bf16", "f32", "mixed:0.05", "bf16x3", "f16")  # of networks, two seeds each in turns
 
 
 @dataclass(frozen=True)

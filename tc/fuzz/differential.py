@@ -22,7 +22,7 @@ from tc.fuzz.generate import Case, live_names, operators, without_dead_nodes
 from tc.precision.request import checked_precision
 
 Tell = Callable[[str, int, int], None]
-ROUNDINGS = {"bf16": 2.0**-8, "f16": 2.0**-11, "mixed": 2.0**-8}  # the relative error of storing a float, by precision
+ROUNDINGS = {"bf16": 2.0**-8, "bf16x3": 2.0**-16, "f16": 2.0**-11, "mixed": 2.0**-8}  # the relative error of storing a float, by precision
 FAILURES = ("wrong", "crash", "timeout", "internal", "refused", "unchecked")
 
 
