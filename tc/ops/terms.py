@@ -2,8 +2,8 @@
 
 A finite x is nearly the sum of x rounded, and of the rest, rounded. Of x times w three of the four products of terms matter; they are one
 sum along an axis that holds the terms of x in the order ("rounded", "rest", "finite") and those of w in the order ("rounded", "finite",
-"rest"). `finite` is `rounded` but for infinities, which are 0 there: what they are multiplied with counts once. Instructions that take subnormal
-numbers as zero lose the rests of numbers below 2^-117.
+"rest"). `finite` is `rounded` but for infinities, which are 0 there: what they are multiplied with counts once. Instructions that take
+subnormal numbers as zero lose the rests of numbers below 2^-117.
 Source: "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations" (Henry, Tang and Heinecke, 2019).
 """
 
