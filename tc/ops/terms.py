@@ -22,7 +22,7 @@ from tc.ir.expr import Expr, Select, Sub, call, cast, ceildiv, const, is_const, 
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.casts import cast_array
-from tc.ops.common import Arrays, Tensors, Types, operand
+from tc.ops.common import Arrays, Tensors, Types, operand, require_equal
 from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register
 
 ROUNDED, FINITE, REST = "rounded", "finite", "rest"
@@ -59,6 +59,10 @@ def _infer(types: Types, attrs: Attrs) -> TensorType:
     if not set(attrs.terms) <= {ROUNDED, FINITE, REST}:
         raise ShapeError(f"join_terms: terms are {ROUNDED}, {FINITE} and {REST}, not {', '.join(map(str, attrs.terms))}")
     axis = attrs.axis % x.rank
+    if attrs.channels:
+        lanes = x.shape[-1]
+        require_equal(x.shape[axis], ceildiv(attrs.channels, lanes), f"join_terms: the blocks of {x}, of {attrs.channels} channels")
+        require_equal(length_of_term(attrs.channels) % lanes, const(0), f"join_terms: a term of {attrs.channels} channels in blocks of {x}")
     length = _length(x.shape, attrs)
     return TensorType((*x.shape[:axis], simplify(length * len(attrs.terms)), *x.shape[axis + 1 :]), attrs.dtype)
 
