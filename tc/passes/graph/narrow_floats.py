@@ -156,7 +156,7 @@ class _Rewriter:
 
     def _has_rest(self, atom: Atom) -> bool:
         if isinstance(atom, TensorConst):
-            return bool(join_terms(atom.value, self.narrowing.dtype, -1, (REST,)).any())
+            return bool((self._literal(atom).value.astype(np.float32) != atom.value).any())
         return atom not in self.narrowing.stored
 
     def _joined(self, atom: Atom, terms: tuple[str, ...], axis: int) -> Atom:
