@@ -58,7 +58,7 @@ def split_seconds(target: Target, binding: Binding, facts: Sequence[object] = ()
         return 0.0
     depth = depth_of(call)
     row, size = typical(length_of_term(depth), known), max(typical(depth, known), 1)
-    if TERMS * row * terms_of(binding) > LONGEST_CHAIN * size:
+    if terms_of(binding) > LONGEST_CHAIN:
         return 0.0
     factors, machine, rates = factors_of(call), machine_of(target), kernel_rates(target)
     moved = SPLIT_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorVar)], known)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -24,7 +26,8 @@ from tc.stages import interpret_in_f64
 from tc.target import Target
 from tests.passes.test_narrow_floats import module_of, normal, types_of, x_of
 
-TILES = Target.parse("x86-64-v4:cores=1,features=amx-bf16+amx-tile+amx-int8+avx512bf16")
+_VECTORS = Target.parse("x86-64-v4:cores=1,machine=sapphirerapids")
+TILES = replace(_VECTORS, features=tuple(sorted({*_VECTORS.features, "avx512bf16", "avx512vnni", "amx-tile", "amx-int8", "amx-bf16"})))
 LEFT = 2.0**-16
 """What three products of terms leave of the sum of magnitudes: the terms have 16 bits together, and the product of rests is not there."""
 
@@ -161,7 +164,7 @@ def test_what_is_split_is_faster_by_the_estimate_and_only_where_there_are_tiles(
     assert seconds(TILES, 1, 480, 120) == 0  # three times the weights for one row
     assert seconds(TILES, 224, 3, 64, 7, 7, strides=(2, 2)) == 0  # rows of three channels
     assert seconds(TILES, 14, 256, 256, 3, 3, **pads) == 0  # Winograd's method
-    assert seconds(TILES, 14, 4096, 256, 1, 1, pads=(0, 0, 0, 0)) == 0  # longer sums than instructions may make
+    assert seconds(TILES, 14, 8224, 256, 1, 1, pads=(0, 0, 0, 0)) == 0  # sums of so many terms lose too much
 
 
 def test_nodes_are_named_by_what_multiplies_them() -> None:
@@ -197,3 +200,19 @@ def test_all_products_are_split_where_that_is_asked_for(precision: str) -> None:
     assert np.abs(found - exact).max() < 1e-5
     assert softmax.computed == "f32" and product.said in ("bf16x3, stored as f32", "f32 (no faster as three products of bf16)")
     assert (product.computed == "bf16x3") == Target.of("native").has("amx-bf16")
+
+
+@pytest.mark.parametrize(("depth", "is_on_tiles"), [(8192, True), (11008, True), (65536 + 32, False)])
+def test_long_sums_of_bf16_are_made_on_tiles_as_far_as_their_roundings_stay_below_those_of_factors(depth: int, is_on_tiles: bool) -> None:
+    """Of positive numbers, whose sums lose most."""
+    rng = np.random.default_rng(depth)
+    x, w = rng.uniform(0.5, 1, (40, depth)).astype(np.float32), rng.uniform(0.5, 1, (depth, 32)).astype(np.float32)
+    b = GraphBuilder()
+    module = module_of(b, b.call("matmul", b.call("identity", x_of(b, 40, depth)), b.const(w)))
+
+    (found,) = tc.compile(module, threads=1, precision="bf16").run({"x": x}).values()
+
+    factors = (each.astype(ml_dtypes.bfloat16).astype(np.float64) for each in (x, w))
+    exact = np.matmul(*factors)
+    assert (np.abs(found - exact) <= depth * 2.0**-24 * exact).all()
+    assert ("tile_dot" in tc.lower(module, stage="scheduled", target=TILES, precision="bf16").as_text()) == is_on_tiles

@@ -57,7 +57,7 @@ from tc.passes.graph.tile_layout import (
 )
 from tc.passes.manager import graph_pass, map_graph_functions
 from tc.schedule.knobs import Decide, decide_number, take_default
-from tc.schedule.rules.operands import LONGEST_CHAIN
+from tc.schedule.rules.operands import LONGEST_CHAIN, LONGEST_CHAIN_ON_TILES
 from tc.target import MOST_SHUFFLED_STRIDE, DeviceFacts, Target
 from tc.target.machine import machine_of
 
@@ -316,7 +316,7 @@ def _blocked_form(binding: Binding, block: int, rates: Rates, facts: Facts) -> B
         if takes and not is_of_words and rates.tiles is not None and pays_on_tiles(call, form, result, block, rates.tiles, facts):
             form = _of_whole_blocks(form)
         return dataclasses.replace(form, as_words=is_of_words or rates.as_words) if takes else None
-    if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block) and not _is_product_of_groups(call, form):
+    if rates.halves_blocked and form.op == "conv_blocked" and _takes_pairs(call, block, rates) and not _is_product_of_groups(call, form):
         if rates.tiles is not None and not pays_on_tiles(call, form, result, block, rates.tiles, facts):
             return None if form.groups else form
         paired = dataclasses.replace(form, operands=tuple(Form.GROUPED if each is Form.WEIGHTS else each for each in form.operands))
@@ -346,18 +346,18 @@ def _row_form(call: Call, form: BlockedForm, result: TensorType, block: int, rat
     is_few = form.op == "conv_blocked" and call.op in CONVOLUTIONS and form.operands[0] in (Form.PLAIN, Form.FEW)
     if not is_few or rates.tiles is None or not all(map(is_const, result.shape[2:])):
         return None
-    if not (_takes_groups(call, rates) if Form.GROUPED in form.operands else rates.halves_blocked and _takes_pairs(call, block)):
+    if not (_takes_groups(call, rates) if Form.GROUPED in form.operands else rates.halves_blocked and _takes_pairs(call, block, rates)):
         return None
     rows = None if form.as_words else row_form(call, form)
     return rows if rows is not None and rows_pay(call, rows, result, block, rates.tiles, rates.moves, facts) else None
 
 
-def _takes_pairs(call: Call, block: int) -> bool:
+def _takes_pairs(call: Call, block: int, rates: Rates) -> bool:
     """Whether a convolution is one of bf16 whose weights are literals, and its sums are no longer than instructions may make them."""
     weights = call.args[1]
     if not isinstance(weights, TensorConst) or weights.type.dtype is not bf16 or block % 2:
         return False
-    return math.prod(weights.value.shape[1:]) <= LONGEST_CHAIN
+    return math.prod(weights.value.shape[1:]) <= (LONGEST_CHAIN if rates.tiles is None else LONGEST_CHAIN_ON_TILES)
 
 
 def _takes_groups(call: Call, rates: Rates) -> bool:

@@ -29,7 +29,7 @@ from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.matrix_tiles import terms_of_tile
-from tc.schedule.rules.operands import LONGEST_CHAIN
+from tc.schedule.rules.operands import LONGEST_CHAIN, LONGEST_CHAIN_ON_TILES
 from tc.schedule.rules.tiling import MOST_SHALLOW_TERMS, NEAR_VECTORS, is_clashing_pitch
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -90,7 +90,8 @@ def matmul_rules(
         """With the right operand [k, n]."""
         depth, columns = w.shape
         block = width(m, columns)
-        if halves and m.type_of("x").dtype is bf16 and depth <= LONGEST_CHAIN:
+        longest = LONGEST_CHAIN if halves == HALVES else LONGEST_CHAIN_ON_TILES
+        if halves and m.type_of("x").dtype is bf16 and depth <= longest:
             return _packed(b, m, b.const(in_groups(w, block, HALVES, halves)), columns)
         return _packed(b, m, b.const(block_axes(w.T, (0,), block)), columns)
 

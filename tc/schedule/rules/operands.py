@@ -48,6 +48,10 @@ MATRIX_DIMS = 3
 LONGEST_CHAIN = 8192
 """How many terms may be summed one after the other. Longer sums are made of parts: the error is that of two chains of their square root."""
 
+LONGEST_CHAIN_ON_TILES = 65536
+"""The same of products of bf16 on tile registers: roundings of so long a sum add at most 2^-8 of its magnitudes, as those of its factors
+do."""
+
 LEAST_STAGED_ROWS = 16
 """Rows that must share an operand's columns for a copy of what is computed of them to pay."""
 
@@ -111,7 +115,7 @@ def choose_tiles(contraction: Contraction, target: Target, strict: bool = False)
         return None
     for name, lhs, rhs in fitting_instructions(contraction, target, TILE_OPERANDS, tile_dot_name):
         size = tile_product(contraction, lhs)
-        if lhs is bf16 and (strict or size.depth > LONGEST_CHAIN):
+        if lhs is bf16 and (strict or size.depth > LONGEST_CHAIN_ON_TILES):
             continue
         grid = size.paying_grid(target)
         if grid is not None:

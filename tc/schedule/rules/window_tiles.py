@@ -21,7 +21,7 @@ from tc.schedule.rules.common import buffer_bytes, divisors, extent_value, known
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, result_lanes
 from tc.schedule.rules.matrix_tiles import TILE_BYTES
 from tc.schedule.rules.operands import (
-    LONGEST_CHAIN,
+    LONGEST_CHAIN_ON_TILES,
     fitting_instructions,
     grouped_axis,
     groups_of_terms,
@@ -117,7 +117,7 @@ def choose_window_tiles(contraction: Contraction, target: Target, strict: bool =
         return None
     num_taps = prod(tap or 1 for tap in taps)
     total = depth // terms * num_taps
-    if lhs is bf16 and total * terms > LONGEST_CHAIN:
+    if lhs is bf16 and total * terms > LONGEST_CHAIN_ON_TILES:
         return None
     *outer, width = (_extent(contraction, axis) for axis in contraction.rows)
     images, height = (prod(size or 1 for size in outer[:-1]), outer[-1] or 1) if outer else (1, 1)
