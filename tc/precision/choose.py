@@ -20,15 +20,7 @@ from tc.ir.dtype import bf16, f32
 from tc.ir.graph import Atom, Binding, Call, TensorConst, TensorVar
 from tc.ir.types import TensorType
 from tc.passes.graph.convert_layout import CONVOLUTIONS, layout_seconds
-from tc.passes.graph.narrowing import (
-    F32,
-    Narrowing,
-    Precision,
-    Role,
-    calls_of,
-    choose_narrowing,
-    factors_of,
-)
+from tc.passes.graph.narrowing import F32, Narrowing, Precision, Role, calls_of, choose_narrowing, factors_of
 from tc.passes.manager import Stopwatch
 from tc.passes.pipeline import PreparedModel, narrow_model
 from tc.precision.calibrate import Build, Simulation, largest_values, relative_error, run_batch
@@ -61,6 +53,7 @@ ROUNDS = 6
 
 SPLIT_ERROR = 2.0**-15
 """A tolerance below this is none for split products: what they lose is an eighth of it for each, and adds up."""
+
 
 def choose_precision(model: PreparedModel, request: PrecisionRequest, build: Build) -> Precision:
     """What is narrowed in a model, and what is kept. `build` compiles what is measured."""
@@ -118,18 +111,21 @@ def _candidates(model: PreparedModel, narrowing: Narrowing) -> list[tuple[int, B
 
 
 def _all_split(model: PreparedModel, narrowing: Narrowing) -> Precision:
-    """Every product of two terms each that is faster so; all else in f32. What is computed strictly adds products one by one."""
+    """Every product of two terms each that is faster so; all else in f32."""
+    why = "products are added one by one" if model.numerics == "strict" else "no faster as three products of bf16"
     kept, split = [], []
     for place, binding in _candidates(model, narrowing):
-        assert isinstance(binding.value, Call)
-        is_split = _split_seconds(model, binding) > 0
+        is_split = _split_seconds(model, narrowing, binding) > 0
         split += [place] if is_split else []
-        kept.append((place, "" if is_split or not factors_of(binding.value) else "no faster as three products of bf16"))
+        kept.append((place, why if narrowing.role(binding) in (Role.PRODUCT, Role.DECODED) and not is_split else ""))
     return _with_layouts(model, Precision(narrowing.dtype, tuple(kept), tuple(split)))
 
 
-def _split_seconds(model: PreparedModel, binding: Binding) -> float:
-    return 0.0 if model.numerics == "strict" else split_seconds(model.target, binding, model.graph.main.facts)
+def _split_seconds(model: PreparedModel, narrowing: Narrowing, binding: Binding) -> float:
+    """What is saved where an operation is split: nothing where products are added one by one, or are of weights of fewer bits."""
+    if model.numerics == "strict" or narrowing.role(binding) is not Role.PRODUCT:
+        return 0.0
+    return split_seconds(model.target, binding, model.graph.main.facts)
 
 
 def _with_layouts(model: PreparedModel, chosen: Precision) -> Precision:
@@ -191,16 +187,16 @@ def _within(model: PreparedModel, narrowing: Narrowing, batches: Sequence[Batch]
     rounded, budget = list(everything), math.inf
     alone = [simulation.error(everything, place) for place in range(len(batches))]
     costs, saved = [0.0] * len(candidates), [0.0] * len(candidates)
-    split: list[float] = []
+    splits = [0.0] * len(candidates)
     if max(alone) > allowed:
         hardest_first = sorted(range(len(batches)), key=lambda place: (-alone[place], place))
         costs = [simulation.error((k,), hardest_first[0]) ** 2 for k in everything]
         facts = model.graph.main.facts
-        split = [_split_seconds(model, binding) if allowed >= SPLIT_ERROR else 0.0 for _, binding in candidates]
-        saved = [saved_seconds(model.target, binding, facts) - split[k] for k, (_, binding) in enumerate(candidates)]
+        splits = [_split_seconds(model, narrowing, binding) if allowed >= SPLIT_ERROR else 0.0 for _, binding in candidates]
+        saved = [saved_seconds(model.target, binding, facts) - splits[k] for k, (_, binding) in enumerate(candidates)]
         error_of = lambda chosen: simulation.first_above(chosen, hardest_first, allowed)  # noqa: E731
         rounded, budget = _most_within(error_of, costs, saved, allowed, max(alone))
-    split_places = {place for (place, _), seconds in zip(candidates, split, strict=False) if seconds > 0}
+    split_places = {place for (place, _), seconds in zip(candidates, splits, strict=True) if seconds > 0}
     for round_ in range(ROUNDS):
         if round_ == ROUNDS - 1 and split_places:
             rounded = []

@@ -56,10 +56,11 @@ def split_seconds(target: Target, binding: Binding, facts: Sequence[object] = ()
     assert isinstance(call, Call)
     if not can_split(binding):
         return 0.0
+    with inference(known):
+        if terms_of(binding) > LONGEST_CHAIN:
+            return 0.0
     depth = depth_of(call)
     row, size = typical(length_of_term(depth), known), max(typical(depth, known), 1)
-    if terms_of(binding) > LONGEST_CHAIN:
-        return 0.0
     factors, machine, rates = factors_of(call), machine_of(target), kernel_rates(target)
     moved = SPLIT_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorVar)], known)
     moved += SPLIT_LITERAL_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorConst)], known)

@@ -216,3 +216,28 @@ def test_long_sums_of_bf16_are_made_on_tiles_as_far_as_their_roundings_stay_belo
     exact = np.matmul(*factors)
     assert (np.abs(found - exact) <= depth * 2.0**-24 * exact).all()
     assert ("tile_dot" in tc.lower(module, stage="scheduled", target=TILES, precision="bf16").as_text()) == is_on_tiles
+
+
+def test_sums_of_a_symbolic_length_are_split() -> None:
+    b, k = GraphBuilder(), Var("k")
+    x, w = normal(5, 70), normal(70, 9)
+    module = module_of(b, b.call("matmul", x_of(b, Var("n"), k), b.param("w", tensor_type((k, 9), f32))))
+
+    made = check(module, (x, w), np.abs(x) @ np.abs(w), x=x, w=w)
+
+    assert len(types_of(made, "join_terms")) == 2
+
+
+@pytest.mark.parametrize(
+    ("numerics", "is_decoded", "why"),
+    [("strict", False, "products are added one by one"), ("default", True, "no faster as three products of bf16")],
+)
+def test_strict_products_and_those_of_weights_of_fewer_bits_stay_f32_and_say_why(numerics: str, is_decoded: bool, why: str) -> None:
+    b, w = GraphBuilder(), normal(1024, 512)
+    bytes_ = b.const(np.clip(w * 2000, -127, 127).astype(np.int8))
+    weights = b.call("dequantize_linear", bytes_, b.const(np.float32(0.01)), None) if is_decoded else b.const(w)
+    module = module_of(b, b.call("matmul", x_of(b, 512, 1024), weights))
+
+    compiled = tc.compile(module, threads=1, precision="bf16x3", numerics=numerics)
+
+    assert f"f32 ({why})" in [each.said for each in compiled.report().precisions]

@@ -71,9 +71,9 @@ class _Rewriter:
     def _rewrite(self, binding: Binding) -> None:
         role = self.narrowing.role(binding)
         if role is Role.PRODUCT:
-            self._product(binding, [self._narrowed(factor) for factor in factors_of(binding.value)])  # type: ignore[arg-type]
+            self._product(binding)
         elif role is Role.SPLIT:
-            self._product(binding, self._terms_of_factors(binding.value))  # type: ignore[arg-type]
+            self._split_product(binding)
         elif role is Role.DECODED:
             self._decoded_product(binding)
         elif role is Role.MOVE:
@@ -119,14 +119,13 @@ class _Rewriter:
 
     # -- operations
 
-    def _product(self, binding: Binding, factors: Sequence[Atom]) -> None:
+    def _product(self, binding: Binding) -> None:
         """Factors in 16 bits, and a result that need not be rounded to them; a bias is added in f32."""
         call, (target,) = binding.value, binding.targets
         assert isinstance(call, Call)
-        others = [None if atom is None else self._wide(atom, binding.span) for atom in call.args[len(factors) :]]
-        if self.narrowing.role(binding) is Role.SPLIT:
-            self._define(binding, replace(call, args=(*factors, *others), attrs=tuple({**dict(call.attrs), "dtype": f32}.items())))
-            return
+        count = len(factors_of(call))
+        factors = [self._narrowed(atom) for atom in call.args[:count] if atom is not None]
+        others = [None if atom is None else self._wide(atom, binding.span) for atom in call.args[count:]]
         bias = None
         if not _takes(call, [*factors, *others]):
             (bias,), others = others, []
@@ -142,6 +141,14 @@ class _Rewriter:
         wide = self._bind(widening, _narrow_type(target, f32), target.name, binding.span)
         added = Call("add", (wide, self._per_channel(bias, target, binding.span)), span=binding.span)
         self._define(binding, added)
+
+    def _split_product(self, binding: Binding) -> None:
+        """A product of the terms of its factors, whose sums stay f32."""
+        call = binding.value
+        assert isinstance(call, Call)
+        factors = self._terms_of_factors(call)
+        others = (None if atom is None else self._wide(atom, binding.span) for atom in call.args[len(factors) :])
+        self._define(binding, replace(call, args=(*factors, *others), attrs=tuple({**dict(call.attrs), "dtype": f32}.items())))
 
     def _terms_of_factors(self, call: Call) -> list[Atom]:
         """The terms of both factors so that each stands beside the one that it is multiplied with; where one is infinite, the product of

@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 
 from tc.cost.typical import typical
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, prove
 from tc.ir.dtype import DType, bf16, f32
-from tc.ir.expr import BinaryExpr, Cast, Const, Expr, MathCall, Max, equal, is_const
+from tc.ir.expr import BinaryExpr, Cast, Const, Expr, MathCall, Max, equal
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, all_bindings, atoms_of
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -282,7 +282,7 @@ def can_split(binding: Binding) -> bool:
     if any(isinstance(atom, TensorConst) and not np.isfinite(atom.value).all() for atom in factors):
         return False
     lhs, rhs = (factor.type.shape for factor in factors)  # type: ignore[union-attr]
-    return min(len(lhs), len(rhs)) > 1 and is_const(equal(lhs[depth[0]], rhs[depth[1]]), True)
+    return min(len(lhs), len(rhs)) > 1 and prove(equal(lhs[depth[0]], rhs[depth[1]])) is True
 
 
 def depth_of(call: Call) -> Expr:
