@@ -183,7 +183,7 @@ def load_tc(options: Mapping[str, Any], model: Path, threads: int) -> Runtime:
 
 
 def peer_loader(name: str, options: Mapping[str, Any]) -> Loader:
-    """A peer that may use what `tc` is allowed to: bf16 where the user asked for less than f32, and for less than nearly f32."""
+    """A peer that may use what `tc` is allowed to: bf16 where the user asked for less than f32 or nearly f32."""
     may_narrow = name == "openvino" and options.get("precision", "f32") not in ("f32", "bf16x3")
     return partial(load_openvino, precision="f16" if options["precision"] == "f16" else "bf16") if may_narrow else PEERS[name]
 

@@ -21,7 +21,7 @@ from tc.ir.dtype import bf16, f16, f32, i8, i16, i32, u8
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import contract, product_dtype, ravel, require_equal, unravel, wide
+from tc.ops.common import contract, product_dtype, ravel, require_equal, rounded_sums, unravel, wide
 from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.ops.window import is_pointwise, window_of
 from tc.te import Tensor
@@ -263,7 +263,7 @@ def reference_conv_blocked(arrays: Sequence[np.ndarray | None], attrs: Attrs) ->
     if len(arrays) > 2 and arrays[2] is not None:
         out = out + arrays[2].reshape(-1)[: out.shape[1]].reshape(1, -1, *(1,) * rank)
     out = reference_block([out], Attrs((("axis", 1), ("block", block))))
-    return out if is_integer else out.astype(attrs.dtype.numpy if attrs.dtype else arrays[0].dtype)  # type: ignore[union-attr]
+    return out if is_integer else rounded_sums(out, attrs, arrays[0])  # type: ignore[arg-type]
 
 
 def _direct_conv(
@@ -469,7 +469,7 @@ def reference_matmul_packed(arrays: Sequence[np.ndarray | None], attrs: Attrs) -
     plain = np.moveaxis(rhs, 2, 1).reshape(-1, rhs.shape[1])[: attrs.columns]
     if lhs.dtype.kind in "iu":
         return np.matmul(lhs.astype(np.int32), plain.T.astype(np.int32))
-    return np.matmul(wide(lhs), wide(plain.T)).astype(attrs.dtype.numpy if attrs.dtype else lhs.dtype)
+    return rounded_sums(np.matmul(wide(lhs), wide(plain.T)), attrs, lhs)
 
 
 def compute_matmul_packed(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]) -> Tensor:

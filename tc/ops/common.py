@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import DType, bf16, f16, f32
+from tc.ir.dtype import DType, bf16, f16, f32, from_numpy
 from tc.ir.expr import Const, Expr, ExprLike, as_expr, const, equal, is_const, logical_or, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
@@ -209,6 +209,11 @@ def product_dtype(attrs: Attrs, dtype: DType) -> DType:
     if wanted not in (dtype, sum_dtype(dtype)):
         raise ShapeError(f"sums of products of {dtype} are {dtype} or {sum_dtype(dtype)}, not {wanted}")
     return wanted
+
+
+def rounded_sums(sums: np.ndarray, attrs: Attrs, factor: np.ndarray) -> np.ndarray:
+    """Sums of products of an operand, in the dtype of the result."""
+    return sums.astype(product_dtype(attrs, from_numpy(factor.dtype)).numpy)
 
 
 def wide(array: np.ndarray) -> np.ndarray:

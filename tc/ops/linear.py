@@ -24,6 +24,7 @@ from tc.ops.common import (
     product_dtype,
     require_broadcasts_to,
     require_equal,
+    rounded_sums,
     same_dtype,
     sum_dtype,
     wide,
@@ -96,7 +97,7 @@ def _compute_matmul(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
 def _run_matmul(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     a, b = arrays[0], arrays[1]
     assert a is not None and b is not None
-    return np.asarray(np.matmul(wide(a), wide(b))).astype(attrs.dtype.numpy if attrs.dtype else a.dtype)
+    return rounded_sums(np.asarray(np.matmul(wide(a), wide(b))), attrs, a)
 
 
 def _matmul_samples(rng: np.random.Generator) -> Iterator[Sample]:

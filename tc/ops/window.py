@@ -25,6 +25,7 @@ from tc.ops.common import (
     product_dtype,
     ravel,
     require_equal,
+    rounded_sums,
     same_dtype,
     sum_dtype,
     unravel,
@@ -161,7 +162,7 @@ def _run_conv(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     result = numpy_conv(wide(x), wide(w), attrs, 0)
     if len(arrays) > 2 and arrays[2] is not None:
         result = result + wide(arrays[2]).reshape(1, -1, *(1,) * (x.ndim - 2))
-    return result.astype(attrs.dtype.numpy if attrs.dtype else x.dtype)
+    return rounded_sums(result, attrs, x)
 
 
 def numpy_conv(x: np.ndarray, w: np.ndarray, attrs: Attrs, fill: int) -> np.ndarray:

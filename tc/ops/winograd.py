@@ -89,6 +89,11 @@ def transform_weights(weights: np.ndarray, tile: int) -> np.ndarray:
     return result.reshape(tile + 2, tile + 2, *weights.shape[:-2])
 
 
+def has_fitting_window(kernel: Sequence[int], attrs: Attrs) -> bool:
+    """Whether a convolution sums windows as Winograd's method does: 3x3, side by side, of all channels together."""
+    return tuple(kernel) == (3, 3) and attrs.groups == 1 and {*(attrs.strides or (1,)), *(attrs.dilations or (1,))} == {1}
+
+
 def _infer(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
     """x [n, ib, h, w, b], u [a, a, ob, ib, b, b] (transformed weights), perhaps bias [ob, b] -> [n, ob, h', w', b]."""
     x, u = types[0], types[1]
@@ -111,20 +116,11 @@ def _plain_weights(u: np.ndarray, tile: int) -> np.ndarray:
 def _reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
     x, u = arrays[0], arrays[1]
     assert x is not None and u is not None
-    own = {
-        "strides": (1, 1),
-        "pads": tuple(attrs.pads),
-        "dilations": (1, 1),
-        "groups": 1,
-        "depthwise": False,
-        "in_channels": attrs.in_channels,
-        "in_block": x.shape[-1],
-        "fill": 0,
-        "dtype": None,
-    }
+    direct, ones = get_op("conv_blocked"), (1, 1)
+    own = {"strides": ones, "pads": tuple(attrs.pads), "dilations": ones, "in_channels": attrs.in_channels, "in_block": x.shape[-1]}
     weights = _plain_weights(u, attrs.tile).astype(np.float32)
     wide = [None if array is None else array.astype(np.float32) for array in (x, weights, *arrays[2:])]
-    (result,) = get_op("conv_blocked").run_reference(wide, Attrs(tuple(own.items())))
+    (result,) = direct.run_reference(wide, direct.attrs(own))
     return result.astype(x.dtype)
 
 

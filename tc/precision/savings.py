@@ -12,12 +12,12 @@ from tc.cost.rates import kernel_rates
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32
-from tc.ir.expr import is_const
 from tc.ir.graph import Atom, Binding, Call, TensorConst, TensorVar
 from tc.ir.types import TensorType, product
 from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import get_op, inference
 from tc.ops.terms import length_of_term
+from tc.ops.winograd import has_fitting_window
 from tc.passes.graph.convert_layout import WINOGRAD_SPEEDUP
 from tc.passes.graph.narrowing import can_split, depth_of, factors_of, terms_of
 from tc.schedule.rules.operands import LONGEST_CHAIN
@@ -66,14 +66,10 @@ def split_seconds(target: Target, binding: Binding, facts: Sequence[object] = ()
     moved += SPLIT_LITERAL_BYTES * _elements([factor for factor in factors if isinstance(factor, TensorConst)], known)
     seconds = _seconds_in_f32(target, binding, known)
     split = seconds * TERMS * row / size / _speedup(target) + moved / rates.near_bytes_per_second + machine.launch_cycles / machine.clock_hz
-    saved = seconds / (WINOGRAD_SPEEDUP if _may_use_winograd(call) else 1.0) - split
+    weights = factors[1].type.static_shape if call.op == "conv" else None  # type: ignore[union-attr]
+    has_winograd = weights is not None and has_fitting_window(weights[2:], full_attrs(call))
+    saved = seconds / (WINOGRAD_SPEEDUP if has_winograd else 1.0) - split
     return saved if saved >= LEAST_SPLIT_GAIN * seconds else 0.0
-
-
-def _may_use_winograd(call: Call) -> bool:
-    shape = factors_of(call)[1].type.shape  # type: ignore[union-attr]
-    is_small = call.op == "conv" and len(shape) == 4 and all(is_const(size, 3) for size in shape[2:])
-    return is_small and set(full_attrs(call).strides or (1,)) == {1}
 
 
 def _elements(atoms: Sequence[Atom], facts: Facts) -> int:

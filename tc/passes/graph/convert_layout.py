@@ -42,6 +42,7 @@ from tc.ir.x86_intrinsics import dot_name
 from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import BlockedForm, Form, get_op, inference
 from tc.ops.window import inputs_of_group
+from tc.ops.winograd import has_fitting_window
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
 from tc.passes.graph.run_on_blocks import Rewriter
@@ -517,10 +518,10 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
 
 def _is_too_wide_for_winograd(call: Call, weights: TensorType, block: int, rates: Rates) -> bool:
     """Whether a convolution of f32 has the two blocks of channels and outputs that Winograd's method needs in vectors, but not in these."""
-    attrs, shape = full_attrs(call), weights.static_shape
-    if rates.tiles is None or shape is None or shape[2:] != (3, 3) or {*(attrs.strides or (1,)), *(attrs.dilations or (1,))} != {1}:
+    shape = weights.static_shape
+    if rates.tiles is None or shape is None or not has_fitting_window(shape[2:], full_attrs(call)):
         return False
-    return attrs.groups == 1 and rates.tiles.lanes(32) < min(shape[:2]) <= block
+    return rates.tiles.lanes(32) < min(shape[:2]) <= block
 
 
 def _has_wide_groups(call: Call, weights: TensorType, block: int, facts: Facts) -> bool:

@@ -14,7 +14,7 @@ from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
-from tc.ops.winograd import POINTS, transform_weights, weights_matrix
+from tc.ops.winograd import POINTS, has_fitting_window, transform_weights, weights_matrix
 from tc.passes.graph.knobs import knob_of_call
 from tc.passes.graph.tile_layout import multiplies_on_tiles, seconds_of, window_product
 from tc.passes.manager import graph_pass, map_graph_functions
@@ -109,10 +109,12 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     attrs = full_attrs(call)
     w = call.args[1]
     assert w is not None and isinstance(w.type, TensorType)
-    plain = attrs.groups == 1 and not attrs.depthwise and attrs.in_block and {*attrs.strides, *attrs.dilations} == {1}
     shape = w.type.static_shape
-    plain = plain and attrs.dtype is None and len(attrs.strides) == 2  # weights of three spatial axes have as many dims as pairs of two
-    if not plain or shape is None or shape[2:4] != (3, 3) or len(shape) not in (6, PAIRED_RANK) or not w.type.dtype.is_float:
+    plain = not attrs.depthwise and attrs.in_block and attrs.dtype is None
+    plain = plain and len(attrs.strides) == 2  # weights of three spatial axes have as many dims as pairs of two
+    if not plain or shape is None or not has_fitting_window(shape[2:4], attrs):
+        return ()
+    if len(shape) not in (6, PAIRED_RANK) or not w.type.dtype.is_float:
         return ()
     samples, _, height, width, _ = sizes
     if min(samples, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
