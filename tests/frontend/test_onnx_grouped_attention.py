@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -168,14 +169,92 @@ def test_a_cache_that_is_too_short_is_an_error() -> None:
         module.run({**arrays, "l": np.array([3, 30], np.int32)})
 
 
+@dataclass(frozen=True)
+class Step:
+    """Sentences of which some places are new, each of so many in all; the operands have room for `length` new ones, caches for `held`."""
+
+    totals: tuple[int, ...]
+    new: tuple[int, ...]
+    length: int
+    held: int
+
+    def check(self, attrs: dict[str, Any], *, bits: int = 0, scales: tuple[int, ...] = (), of_each: bool = False) -> None:
+        """As onnxruntime, wherever there is a place; `of_each`: the operands say how many places are new."""
+        rng, heads, kv_heads, width, batch = np.random.default_rng(0), 4, 2, 32, len(self.totals)
+        past = (batch, kv_heads, self.held, width // 2 if bits == 4 else width)
+        kept = {0: F32, 4: np.uint8, 8: np.int8}[bits]
+        arrays: dict[str, np.ndarray] = {"q": rng.standard_normal((batch, self.length, heads * width)).astype(F32)}
+        arrays |= {name: rng.standard_normal((batch, self.length, kv_heads * width)).astype(F32) for name in "kv"}
+        arrays |= {name: (rng.standard_normal(past) if not bits else rng.integers(-100, 100, past)).astype(kept) for name in ("k0", "v0")}
+        arrays |= {"l": np.array(self.totals, np.int32) - 1, "t": np.array(max(self.totals), np.int32)}
+        arrays |= {name: rng.standard_normal((32, width // 2)).astype(F32) for name in "cd"}
+        arrays["m"] = rng.standard_normal((1, 1, self.length, max(self.totals))).astype(F32)
+        if bits:
+            arrays |= {name: rng.uniform(0.02, 0.05, scales).astype(F32) for name in "ef"}
+        if of_each:
+            arrays["n"] = np.array(self.new, np.int32)
+        declared: dict[str, tuple[Any, list[Any]]] = {name: (a.dtype, list(a.shape)) for name, a in arrays.items()}
+        for name, place, symbol in (*((name, 1, "s") for name in "qkv"), ("m", 2, "s"), ("m", 3, "t"), ("k0", 2, "p"), ("v0", 2, "p")):
+            declared[name][1][place] = symbol
+        names = [name if name in arrays else "-" for name in "q k v k0 v0 l t c d - m - e f - - n".split()]
+        while names[-1] == "-":
+            names.pop()
+        outputs = "y k1 v1 w" if attrs.get("qk_output") else "y k1 v1"
+        attrs = {"num_heads": heads, "kv_num_heads": kv_heads, "do_rotary": 1, **attrs}
+        model = model_of("GroupQueryAttention", names, outputs, declared, F32, **attrs)
+        for info in model.graph.output[1:3]:
+            info.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(kept))
+
+        found = list(tc.compile(model, threads=1, on_unsupported="error").run(arrays).values())
+
+        for b, total in enumerate(self.totals):
+            if "sliding_window_cache" in attrs:
+                group = self.held - attrs["local_window_size"] + 1
+                total -= group * max(0, -(-(total - self.held) // group))
+            rows = slice(self.new[b])
+            parts = [rows, (slice(None), slice(total)), (slice(None), slice(total)), (slice(None), rows, slice(total))]
+            for a, e, part in zip(found, run_onnxruntime(model, arrays), parts, strict=False):
+                assert a.shape == e.shape and a.dtype == e.dtype
+                np.testing.assert_allclose(a[b][part], e[b][part], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("shown", [1, 2])
+def test_scores_are_shown_before_and_after_the_softmax(shown: int) -> None:
+    Step((5, 3), (1, 1), 1, 7).check({"qk_output": shown, "softcap": 2.0, "local_window_size": 3})
+    Step((4, 2), (4, 2), 4, 4).check({"qk_output": shown, "smooth_softmax": 1})
+
+
+def test_operands_may_be_longer_than_what_is_new() -> None:
+    Step((7, 3, 4), (2, 3, 0), 3, 10).check({}, of_each=True)
+    Step((7, 3), (2, 1), 3, 10).check({"local_window_size": 2, "qk_output": 2}, of_each=True)
+    with pytest.raises(InputError, match="number of new places"):
+        Step((7, 3), (4, 1), 3, 10).check({}, of_each=True)
+
+
+@pytest.mark.parametrize("held", [3, 5])  # a place is dropped at each step, or several at some
+def test_a_cache_may_hold_the_last_places_alone(held: int) -> None:
+    attrs = {"sliding_window_cache": 1, "local_window_size": 3}
+    Step((9, 4), (1, 1), 1, held).check(attrs)
+    Step((12,), (7,), 7, held).check(attrs)
+    Step((14, 2, 5), (2, 0, 3), 3, held).check(attrs, of_each=True)
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("PER_TENSOR", (1,)), ("PER_CHANNEL", (1, 2, 1, 32))])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_cache_may_hold_integers(bits: int, kind: str, scales: tuple[int, ...]) -> None:
+    attrs = {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": bits}
+    Step((6, 4), (1, 1), 1, 7).check(attrs, bits=bits, scales=scales)
+    Step((9,), (2,), 2, 4).check({**attrs, "sliding_window_cache": 1, "local_window_size": 3}, bits=bits, scales=scales)
+
+
 @pytest.mark.parametrize(
     ("attrs", "text"),
     [
         ({"num_heads": 3, "kv_num_heads": 2}, "3 heads, 2 of keys"),
-        ({"num_heads": 2, "kv_num_heads": 2, "qk_output": 1}, "returns scores"),
-        ({"num_heads": 2, "kv_num_heads": 2, "sliding_window_cache": 1, "local_window_size": 2}, "cache of the last places"),
+        ({"num_heads": 2, "kv_num_heads": 2, "qk_output": 1}, "qk_output is 1, with 1 outputs"),
+        ({"num_heads": 2, "kv_num_heads": 2, "sliding_window_cache": 1, "local_window_size": 2}, "last places alone needs"),
         ({"num_heads": 2, "kv_num_heads": 2, "causal": 0, "local_window_size": 2}, "of causal attention alone"),
-        ({"num_heads": 2, "kv_num_heads": 2, "k_quant_type": "PER_TENSOR"}, "cache of integers"),
+        ({"num_heads": 2, "kv_num_heads": 2, "k_quant_type": "PER_TENSOR"}, "cache of 0 bits, PER_TENSOR, without a scale"),
     ],
 )
 def test_what_is_no_attention_of_groups_is_said(attrs: dict[str, Any], text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tc.errors import NodeError, UnsupportedError
+from tc.frontend.onnx.attention_caches import cache_format, from_places, last_places, written
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.operand_sizes import require_divides
 from tc.frontend.onnx.ops_attention import in_heads, in_rows
@@ -85,55 +86,75 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
     """Queries [b, s, heads * w], keys and values [b, s, kv heads * w], or all side by side in the first operand; the cache of keys and
     values [b, kv heads, places, w]; how many places each sentence has in all, less one [b], and the most that any has.
 
-    What is new in a sentence goes behind what its cache holds: at 0 where all places are new. A place sees those before it and itself, of
-    these the last `local_window_size`; without `causal` all of the sentence.
+    What is new in a sentence goes behind what its cache holds: at 0 where all places are new. How many are new may be given [b]; what the
+    operands have behind those is nothing. A place sees those before it and itself, of these the last `local_window_size`; without `causal`
+    all of the sentence.
     """
     heads, kv_heads = n.attr("num_heads", 0), n.attr("kv_num_heads", 0)
     if not heads or not kv_heads or heads % kv_heads:
         raise NodeError(f"GroupQueryAttention: {heads} heads, {kv_heads} of keys and values")
     _refuse_what_is_not_there(n)
     q, k, v = _heads_of(n, heads, kv_heads)
-    batch, _, length, width = q.shape
+    batch, _, length, _ = q.shape
     if n.optional(5) is None or n.optional(6) is None:
         raise NodeError("GroupQueryAttention needs the number of places of each sentence, and the most of them")
     totals = n.call("cast", n.call("reshape", n.value(5), shape=(batch,)), dtype=i64)
     most = n.graph.dims(n.call("reshape", n.value(6), shape=(1,)), f"{n.label}.total_sequence_length", n.span)[0]
-    is_first = _flag(n, equal(most, length))
-    held = n.call("sub", totals, size_value(length - 1))
-    held = n.call("where", is_first, n.const(0, i64), held)  # places of the cache that a sentence has
-    k_past, v_past = n.optional(3), n.optional(4)
-    places: Expr = most if k_past is None else simplify(maximum(most, k_past.shape[2]), n.facts)
+    before = _places_before(n, totals, length, most)
     if n.attr("do_rotary", 0):
-        q, k = _placed(n, q, k, totals, held)
+        q, k = _placed(n, q, k, totals, before)
+    k_past, v_past = n.optional(3), n.optional(4)
+    formats, last = (cache_format(n, "k", 12), cache_format(n, "v", 13)), last_places(n, k_past)
+    held = before if last is None else last.count(n, before)  # places of the cache that a sentence has
+    if last is not None:
+        places = last.capacity + length
+    else:
+        places = most if k_past is None else simplify(maximum(most, k_past.shape[2]), n.facts)
     held = n.call("check_range", held, limit=places - length + 1, what="number of places of the cache")
-    k, v = (_written(n, past, new, held, places) for past, new in ((k_past, k), (v_past, v)))
-    scores = n.call("matmul", q, n.call("transpose", _repeated(n, k, heads // kv_heads), perm=(0, 1, 3, 2)))
-    scores = n.call("mul", scores, n.const(n.attr("scale", 0.0) or float(n.known(width, "elements of a head")) ** -0.5, q.dtype))
-    softcap = n.attr("softcap", 0.0)
-    if softcap:
-        cap = n.const(softcap, q.dtype)
-        scores = n.call("mul", n.call("tanh", n.call("div", scores, cap)), cap)
-    scores = with_term(n, scores, _bias(n, places))
-    lowest = n.const(np.finfo(q.dtype.numpy).min if q.dtype.name != "bf16" else -3e38, q.dtype)
+    k, v = (
+        written(n, past, form.kept(n, new), held, places)
+        for past, new, form in zip((k_past, v_past), (k, v), formats, strict=True)
+    )
+    wide = [_repeated(n, form.read(n, each, q.dtype), heads // kv_heads) for each, form in zip((k, v), formats, strict=True)]
+    bias = _bias(n, places) if last is None else _bias_of_last(n, n.call("sub", before, held), places)
     seen = _is_seen(n, held, length, places) if n.attr("causal", 1) else _is_there(n, totals, places)
-    scores = n.call("where", seen, scores, lowest)
-    made = n.call("matmul", _weights(n, scores, heads), _repeated(n, v, heads // kv_heads))
-    return [in_rows(n, made), k, v]
+    scores = _scores(n, q, wide[0], bias)
+    lowest = n.const(np.finfo(q.dtype.numpy).min if q.dtype.name != "bf16" else -3e38, q.dtype)
+    weights = _weights(n, n.call("where", seen, scores, lowest), heads)
+    made = in_rows(n, n.call("matmul", weights, wide[1]))
+    if last is not None:
+        new = n.call("sub", n.call("add", totals, n.const(1, i64)), before)
+        starts = n.call("sub", n.call("add", held, new), last.count(n, n.call("add", totals, n.const(1, i64))))
+        k, v = (last.kept(n, each, starts) for each in (k, v))
+    if not n.attr("qk_output", 0):
+        return [made, k, v]
+    shown = weights if n.attr("qk_output", 0) == 2 else n.call("where", seen, scores, n.const(0, q.dtype))
+    return [made, k, v, n.part(shown, -1, const(0), most)]
 
 
 def _refuse_what_is_not_there(n: NodeContext) -> None:
     has = [n.optional(k) is not None for k in range(len(n.inputs))]
-    for is_there, what in (
-        (n.attr("qk_output", 0) or n.has_output(3), "that returns scores"),
-        (any(has[12:14]) or any(n.attr(f"{of}_quant_type", "NONE") != "NONE" for of in "kv"), "with a cache of integers"),
-        (any(has[14:16]), "that normalizes heads"),
-        (any(has[16:]), "with numbers of queries of each sentence"),
-        (n.attr("sliding_window_cache", 0), "with a cache of the last places alone"),
-    ):
-        if is_there:
-            raise UnsupportedError(f"GroupQueryAttention {what}", code="TC1013")
+    if any(has[14:16]):
+        raise UnsupportedError("GroupQueryAttention that normalizes heads", code="TC1013")
+    if n.attr("qk_output", 0) not in (0, 1, 2) or bool(n.attr("qk_output", 0)) != n.has_output(3):
+        raise NodeError(f"GroupQueryAttention: qk_output is {n.attr('qk_output', 0)}, with {n.num_outputs} outputs")
+    if n.attr("qk_output", 0) and n.attr("sliding_window_cache", 0):
+        raise UnsupportedError("GroupQueryAttention that returns scores, with a cache of the last places alone", code="TC1013")
+    if any(has[16:]) and (not n.attr("causal", 1) or not all(has[3:5])):
+        raise NodeError("GroupQueryAttention: numbers of what is new need a cache, and are of causal attention alone")
     if not n.attr("causal", 1) and n.attr("local_window_size", -1) > 0:
         raise NodeError("GroupQueryAttention: local_window_size is of causal attention alone")
+
+
+def _places_before(n: NodeContext, totals: ModelValue, length: Expr, most: Expr) -> ModelValue:
+    """How many places of each sentence are not new, i64[b]; totals: how many there are in all, less one."""
+    given = n.optional(16)
+    if given is not None:
+        new = n.call("cast", n.call("reshape", given, shape=(totals.shape[0],)), dtype=i64)
+        new = n.call("check_range", new, limit=length + 1, what="number of new places")
+        return n.call("sub", n.call("add", totals, n.const(1, i64)), new)
+    before = n.call("sub", totals, size_value(length - 1))
+    return n.call("where", _flag(n, equal(most, length)), n.const(0, i64), before)
 
 
 # -- heads
@@ -158,7 +179,6 @@ def _heads_of(n: NodeContext, heads: int, kv_heads: int) -> list[ModelValue]:
         text = f"{n.op_type}: the last dim of {new.type}, of {kv_heads} heads"
         n.graph.state(lambda new=new, text=text: require_equal(new.shape[2], const(kv_heads * width), text), n.span)  # type: ignore[misc]
     return [in_heads(n, x, count) for x, count in ((first, heads), (k, kv_heads), (v, kv_heads))]
-
 
 
 def _repeated(n: NodeContext, x: ModelValue, times: int) -> ModelValue:
@@ -220,19 +240,7 @@ def _rotated(n: NodeContext, x: ModelValue, cos: ModelValue, sin: ModelValue, *,
     return parts[0] if len(parts) == 1 else n.call("concat", *parts, axis=3)
 
 
-# -- the cache and what is seen of it
-
-
-def _written(n: NodeContext, past: ModelValue | None, new: ModelValue, held: ModelValue, places: Expr) -> ModelValue:
-    """The cache of `places`, with what is new behind what a sentence has held."""
-    batch, heads, length, width = new.shape
-    if past is None:
-        if prove(equal(places, length), n.facts) is True:
-            return new
-        past = n.call("full", shape=(batch, heads, places, width), value=0, dtype=new.dtype)
-    elif prove(equal(past.shape[2], places), n.facts) is not True:
-        past = n.call("pad", past, None, pads=(0, 0, 0, 0, const(0), const(0), places - past.shape[2], const(0)))
-    return n.call("write_along", past, new, held, axis=2, circular=False)
+# -- what is seen of the cache
 
 
 def _is_seen(n: NodeContext, held: ModelValue, length: Expr, places: Expr) -> ModelValue:
@@ -254,6 +262,17 @@ def _is_there(n: NodeContext, totals: ModelValue, places: Expr) -> ModelValue:
     return n.call("logical_not", n.call("less", last, n.call("range", size=places)))
 
 
+def _scores(n: NodeContext, q: ModelValue, k: ModelValue, bias: ModelValue | None) -> ModelValue:
+    """Those of each query with all keys, scaled, capped and with a bias."""
+    scores = n.call("matmul", q, n.call("transpose", k, perm=(0, 1, 3, 2)))
+    scores = n.call("mul", scores, n.const(n.attr("scale", 0.0) or float(n.known(q.shape[3], "elements of a head")) ** -0.5, q.dtype))
+    softcap = n.attr("softcap", 0.0)
+    if softcap:
+        cap = n.const(softcap, q.dtype)
+        scores = n.call("mul", n.call("tanh", n.call("div", scores, cap)), cap)
+    return with_term(n, scores, bias)
+
+
 def _bias(n: NodeContext, places: Expr) -> ModelValue | None:
     """What is added to the scores: nothing where the cache has more places than it has columns."""
     bias = n.optional(10)
@@ -261,6 +280,15 @@ def _bias(n: NodeContext, places: Expr) -> ModelValue | None:
         return bias
     ends = (const(0), const(0), const(0), places - bias.shape[3])
     return n.call("pad", bias, None, pads=(0, 0, 0, 0, *ends))
+
+
+def _bias_of_last(n: NodeContext, dropped: ModelValue, places: Expr) -> ModelValue | None:
+    """The columns of places that are there: those behind what each sentence has dropped, i64[b]."""
+    bias = n.optional(10)
+    if bias is None:
+        return None
+    every = n.call("expand", bias, shape=(dropped.shape[0], *bias.shape[1:]))
+    return from_places(n, every, dropped, places, axis=3)
 
 
 def _weights(n: NodeContext, scores: ModelValue, heads: int) -> ModelValue:
