@@ -200,6 +200,36 @@ def test_svm_regressor(kind: str, one_class: int) -> None:
     check(model, [floats(30, 4)])
 
 
+def test_the_score_of_a_regressor_is_transformed() -> None:
+    # So ONNX says; onnxruntime leaves a score that is alone as it is, but for PROBIT.
+    given = {"n_supports": 2, "coefficients": [0.5, -0.25], "support_vectors": floats(6).tolist(), "kernel_params": [0.3, 0.5, 3.0]}
+    x = floats(9, 3)
+    raw, made = (tc.compile(ml("SVMRegressor", [(F, 2)], [F], post_transform=kind, **given))(x) for kind in ("NONE", "LOGISTIC"))
+
+    np.testing.assert_allclose(made, 1 / (1 + np.exp(-raw)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [[7], ["a"]])
+@pytest.mark.parametrize("kind", ["LinearClassifier", "SVMClassifier", "SVMClassifier of probabilities"])
+def test_all_rows_are_of_a_class_that_is_alone(kind: str, labels: list[Any]) -> None:
+    names = {"classlabels_ints" if isinstance(labels[0], int) else "classlabels_strings": labels}
+    attributes: dict[str, Any] = {"coefficients": [0.5, 1.0, -2.0], **names}
+    if kind == "LinearClassifier":
+        attributes |= {"intercepts": [0.25]}
+    elif kind == "SVMClassifier":
+        attributes |= {"kernel_type": "LINEAR", "rho": [0.25]}
+    else:
+        attributes |= {"kernel_type": "RBF", "kernel_params": [0.5, 0.0, 3.0], "rho": [0.25], "prob_a": [-0.5], "prob_b": [0.1]}
+        attributes |= {"support_vectors": floats(9).tolist(), "vectors_per_class": [3]}
+    x = floats(5, 3)
+
+    label, scores = tc.compile(ml(kind.split()[0], [(F, 2)], [S if labels == ["a"] else I64, F], **attributes))(x)
+
+    assert label.tolist() == labels * 5
+    expected = np.ones((5, 1)) if "of" in kind else x @ np.array([[0.5], [1.0], [-2.0]]) + 0.25
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("classes", [2, 3, 5])
 @pytest.mark.parametrize("kind", ["LINEAR", "RBF"])
 def test_svm_classifier_with_probabilities(kind: str, classes: int) -> None:

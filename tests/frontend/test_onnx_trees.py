@@ -12,6 +12,7 @@ from onnx import numpy_helper
 import tc
 from tc.errors import InputError, ModelError, ShapeError
 from tc.stages import interpret_in_f64
+from tests.frontend.models import run_onnxruntime
 from tests.frontend.test_onnx_ml import DOUBLE, I64, F, S, check, floats, ml
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
@@ -151,6 +152,35 @@ def test_classifier_of_yes_and_no(transform: str, positive: bool, base: list[flo
     given = {**trees, **weights("class", leaves, [0], rng, positive), "classlabels_int64s": [3, 8], "post_transform": transform}
 
     check(ml("TreeEnsembleClassifier", [(F, 2)], [I64, F], **given, **({"base_values": base} if base else {})), inputs(False))
+
+
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX"])
+@pytest.mark.parametrize("positive", [True, False])
+def test_weights_of_the_second_class_alone_say_yes_or_no(transform: str, positive: bool) -> None:
+    # ONNX's reference forgets them.
+    rng = np.random.default_rng(8)
+    trees = forest(rng, 4, 4, 5, MODES[:1], False)
+    leaves = trees.pop("leaves")
+    given = {**trees, **weights("class", leaves, [1], rng, positive), "classlabels_int64s": [3, 8], "post_transform": transform}
+
+    check(ml("TreeEnsembleClassifier", [(F, 2)], [I64, F], **given), inputs(False))
+
+
+@pytest.mark.parametrize("labels", [[5], ["a"]])
+def test_all_rows_are_of_a_class_that_is_alone(labels: list[Any]) -> None:
+    rng = np.random.default_rng(9)
+    trees = forest(rng, 3, 2, 5, MODES[:1], False)
+    leaves = trees.pop("leaves")
+    given = weights("class", leaves, [0], rng, False)
+    sums = {name.replace("class_", "target_"): values for name, values in given.items()}
+    named = {"classlabels_strings" if labels == ["a"] else "classlabels_int64s": labels}
+    (x,) = inputs(False)
+
+    label, scores = tc.compile(ml("TreeEnsembleClassifier", [(F, 2)], [S if labels == ["a"] else I64, F], **trees, **given, **named))(x)
+
+    assert label.tolist() == labels * len(x)
+    model = ml("TreeEnsembleRegressor", [(F, 2)], [F], n_targets=1, **trees, **sums)
+    np.testing.assert_allclose(scores, run_onnxruntime(model, {"x0": x})[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])

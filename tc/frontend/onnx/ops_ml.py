@@ -331,7 +331,7 @@ def import_linear_classifier(n: NodeContext) -> NodeResult:
     """The class of the largest score, and the scores."""
     labels = n.attr("classlabels_strings") or n.attr("classlabels_ints") or []
     intercepts = n.attr("intercepts") or []
-    if len(intercepts) != len(labels) or len(labels) < 2:
+    if len(intercepts) != len(labels) or not labels:
         raise UnsupportedError(f"LinearClassifier: {len(intercepts)} intercepts for {len(labels)} classes", code="TC1022")
     scores = _linear(n, len(labels))
     place = n.call("argmax", scores, axis=1, keepdims=False)
@@ -343,17 +343,15 @@ def import_svm_regressor(n: NodeContext) -> NodeResult:
     """The sum of coefficient * kernel(x, support vector), and rho."""
     x, count = as_floats(n, rows(n, n.value(0))), n.attr("n_supports", 0)
     weights, rho = n.attr("coefficients") or [], n.attr("rho") or [0.0]
-    if n.attr("post_transform", "NONE") != "NONE":
-        raise UnsupportedError("SVMRegressor: a post_transform", code="TC1013")
     if count:
         values = kernel(n, x, np.array(n.attr("support_vectors") or [], np.float32).reshape(count, -1))
     else:
         values = x
     score = n.call("matmul", values, n.const(np.array(weights).reshape(-1, 1), f32))
     score = n.call("add", score, n.const(rho[0], f32))
-    if not n.attr("one_class", 0):
-        return score
-    return n.call("where", n.call("greater", score, n.const(0, f32)), n.const(1, f32), n.const(-1, f32))
+    if n.attr("one_class", 0):
+        score = n.call("where", n.call("greater", score, n.const(0, f32)), n.const(1, f32), n.const(-1, f32))
+    return transformed(n, score)
 
 
 def kernel(n: NodeContext, x: ModelValue, supports: np.ndarray) -> ModelValue:

@@ -189,8 +189,8 @@ def import_tree_ensemble_regressor(n: NodeContext) -> NodeResult:
 def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
     """The class of the largest score, and the scores. With two classes and weights of one alone, the score says yes or no."""
     labels: Sequence[Any] = n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []
-    if len(labels) < 2:
-        raise UnsupportedError(f"TreeEnsembleClassifier: {len(labels)} classes", code="TC1022")
+    if not labels:
+        raise UnsupportedError("TreeEnsembleClassifier: no classes", code="TC1022")
     ids, transform = set(n.attr("class_ids") or []), n.attr("post_transform", "NONE")
     forest, place = _forest(n)
     weights, has = _weights(n, "class", place, len(labels))
@@ -198,13 +198,14 @@ def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
     is_binary = len(labels) == 2 and len(ids) == 1
     if base is not None and len(base) != (1 if is_binary else len(labels)):
         raise UnsupportedError(f"TreeEnsembleClassifier: {len(base)} base values for {len(labels)} classes", code="TC1022")
-    if is_binary and (ids != {0} or transform == "SOFTMAX"):
+    is_of_first = is_binary and ids == {0}
+    if is_binary and (transform == "SOFTMAX" if is_of_first else base is not None):
         raise UnsupportedError(
-            "TreeEnsembleClassifier: runtimes differ about a softmax of one weight, and one of the second class",
+            "TreeEnsembleClassifier: runtimes differ about a softmax of one weight, and about base values beside those of the second class",
             code="TC1013",
         )
     x, given = _features(n), has
-    if is_binary:
+    if is_of_first:
         weights, has = weights[:, :1], has[:, :1]
     leaves = _walk(n, forest, x)
     scores = as_floats(n, _scores(n, forest, x, weights, has, "SUM", base, leaves))
@@ -212,13 +213,12 @@ def import_tree_ensemble_classifier(n: NodeContext) -> NodeResult:
         known = scores if base is not None else _of_given_classes(n, forest, scores, given, leaves)
         return [labelled(n, n.call("argmax", known, axis=1, keepdims=False), labels), transformed_scores(n, scores, transform)]
     positive = bool((weights >= 0).all())
-    is_yes = n.call("greater", scores, n.const(0.5 if positive else 0.0, f32))
+    is_yes = n.call("greater", scores if is_of_first else n.part(scores, 1, 1, 1), n.const(0.5 if positive else 0.0, f32))
     number = n.call("squeeze", n.call("cast", is_yes, dtype=i64), axes=(1,))
-    if positive and transform == "NONE":
-        other = n.call("sub", n.const(1, f32), scores)
-    else:
-        other = n.call("neg", scores)
-    return [labelled(n, number, labels), transformed_scores(n, n.call("concat", other, scores, axis=1), transform)]
+    if is_of_first:
+        other = n.call("sub", n.const(1, f32), scores) if positive and transform == "NONE" else n.call("neg", scores)
+        scores = n.call("concat", other, scores, axis=1)
+    return [labelled(n, number, labels), transformed_scores(n, scores, transform)]
 
 
 def _of_given_classes(n: NodeContext, forest: Forest, scores: ModelValue, has: np.ndarray, leaves: ModelValue) -> ModelValue:

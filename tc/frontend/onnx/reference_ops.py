@@ -90,7 +90,8 @@ def corrected_ops() -> tuple[type, ...]:
 
     class SVMClassifier(KnownSVMClassifier):  # type: ignore[misc]
         """Probabilities of more than two classes are coupled by products of single elements; ONNX's has a sum of products there. It also
-        rounds scores to the type of x, takes labels that are strings for numbers, and has no scores of no rows."""
+        rounds scores to the type of x, takes labels that are strings for numbers, and has no scores of no rows. Where there is one class
+        alone, all rows are of it."""
 
         op_domain = "ai.onnx.ml"
 
@@ -98,12 +99,13 @@ def corrected_ops() -> tuple[type, ...]:
             labels = np.array(classlabels_ints or classlabels_strings)
             rows = x.astype(np.float32) if len(x) else np.zeros((1, *x.shape[1:]), np.float32)
             places, scores = super()._run(rows, list(range(len(labels))), None, **attributes)
-            return labels[places][: len(x)], scores[: len(x)]
+            return labels[np.minimum(places, len(labels) - 1)][: len(x)], scores[: len(x)]
 
         def _probabilities(self, scores: Any, count: int) -> Any:
             first, second = np.triu_indices(count, 1)
             atts = self._svm.atts
-            pairs = np.clip([sigmoid_probability(*each) for each in zip(scores, atts.prob_a, atts.prob_b, strict=True)], 1e-7, 1 - 1e-7)
+            numbers = zip(scores, atts.prob_a, atts.prob_b, strict=count > 1)
+            pairs = np.clip([sigmoid_probability(*each) for each in numbers], 1e-7, 1 - 1e-7)
             found = np.zeros((count, count))
             found[first, second], found[second, first] = pairs, 1 - pairs
             return coupled_probabilities(found).astype(scores.dtype)
