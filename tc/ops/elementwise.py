@@ -242,7 +242,7 @@ _register_unary(
     "celu",
     lambda x, alpha: np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(x / alpha)),
     lambda x, alpha: Max(x, _c(0.0, x))
-    + Min((call("exp", x * _c(1.0 / alpha, x)) - _c(1.0, x)) * _c(alpha, x), _c(0.0, x)),
+    + Min((call("exp", x * _c(1.0 / alpha if alpha else math.inf, x)) - _c(1.0, x)) * _c(alpha, x), _c(0.0, x)),
     defaults={"alpha": 1.0},
     float_only=True,
 )

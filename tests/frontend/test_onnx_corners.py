@@ -367,6 +367,23 @@ def test_groups_that_do_not_divide_the_channels_are_refused(opset: int) -> None:
         tc.compile(make_model([node("GroupNormalization", "x s b", "y", num_groups=4)], static, ["y"], opset=opset))
 
 
+@pytest.mark.parametrize(("stash_type", "is_exact"), [(1, False), (11, True)])
+def test_groups_of_doubles_are_normalized_in_the_type_that_the_node_says(stash_type: int, is_exact: bool) -> None:
+    nodes = [node("GroupNormalization", "x s b", "y", num_groups=2, stash_type=stash_type)]
+    model = make_model(nodes, {"x": (np.float64, ["n", 4, 5]), **{name: (np.float64, [4]) for name in "sb"}}, ["y"], opset=21)
+    rng = np.random.default_rng(0)
+    x, scale, shift = rng.standard_normal((2, 4, 5)) + 1e3, rng.standard_normal(4), rng.standard_normal(4)
+    grouped = x.reshape(2, 2, -1)
+    centred = (grouped - grouped.mean(2, keepdims=True)) / np.sqrt(grouped.var(2, keepdims=True) + 1e-5)
+    expected = centred.reshape(x.shape) * scale[:, None] + shift[:, None]
+
+    found = tc.compile(model)(x, scale, shift)
+
+    error = np.abs(found - expected).max()
+    assert found.dtype == np.float64
+    assert error < 1e-9 if is_exact else 1e-6 < error < 1e-2
+
+
 # -- pools
 
 
@@ -404,3 +421,11 @@ def test_pools_of_four_spatial_axes(ceil_mode: int) -> None:
         (first,) = run_onnxruntime(pairs[0], {"x": swapped.reshape(-1, 1, *shape[2:4])})
         expected = np.moveaxis(first.reshape(*swapped.shape[:4], *first.shape[2:]), (4, 5), (2, 3))
         check_all(model, {"x": x}, [np.ascontiguousarray(expected)])
+
+
+def test_an_activation_of_slope_0_is_computed() -> None:
+    # Broke: 1 over it was computed when the model was compiled.
+    x = np.array([-2, -0.5, 0, 1, np.inf, -np.inf], F32)
+    model = make_model([node("Celu", "x", "y", alpha=0.0)], {"x": (F32, ["n"])}, ["y"], opset=12)
+
+    np.testing.assert_array_equal(tc.compile(model)(x), run_onnxruntime(model, {"x": x})[0])

@@ -53,7 +53,14 @@ class Activation:
         return c.call(self.name, x)
 
 
-_FUSED = {"selu": (1.67326319217681884765625, 1.05070102214813232421875), "clip": (-3.402823466e38, 3.402823466e38)}
+# Of fused operators alone. Name -> what its numbers are where a node has none.
+_FUSED: dict[str, tuple[float, ...]] = {
+    "selu": (1.67326319217681884765625, 1.05070102214813232421875),
+    "clip": (-3.402823466e38, 3.402823466e38),
+    "celu": (1.0,),
+    "parametricsoftplus": (1.0, 1.0),
+    "hardswish": (),
+}
 
 
 def fused_activation(n: NodeContext, x: ModelValue, name: str | None, given: list[float]) -> ModelValue:
@@ -62,11 +69,24 @@ def fused_activation(n: NodeContext, x: ModelValue, name: str | None, given: lis
         return x
     key = name.lower()
     if key in _FUSED:
-        first, second = (*given[:2], *_FUSED[key][len(given[:2]) :])
-        if key == "clip":
-            return n.call("clip", x, n.const(first, x.dtype), n.const(second, x.dtype))
-        return n.call("selu", x, alpha=first, gamma=second)
+        count = len(_FUSED[key])
+        return _fused(n, x, key, *given[:count], *_FUSED[key][len(given[:count]) :])
     if key not in ACTIVATIONS:
-        raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}", code="TC1013", supported=", ".join(ACTIVATIONS))
+        supported = ", ".join((*ACTIVATIONS, *_FUSED))
+        raise UnsupportedError(f"{n.op_type}: there is no activation {name!r}", code="TC1013", supported=supported)
     alpha, beta = (number if number is None or place >= len(given) else given[place] for place, number in enumerate(ACTIVATIONS[key]))
     return Activation(key, alpha or 0.0, beta or 0.0, None).apply(n, x)
+
+
+def _fused(n: NodeContext, x: ModelValue, key: str, *numbers: float) -> ModelValue:
+    match key:
+        case "selu":
+            return n.call("selu", x, alpha=numbers[0], gamma=numbers[1])
+        case "clip":
+            return n.call("clip", x, *(n.const(number, x.dtype) for number in numbers))
+        case "celu":
+            return n.call("celu", x, alpha=numbers[0])
+        case "parametricsoftplus":  # alpha * log(1 + exp(beta * x))
+            factor, steepness = (n.const(number, x.dtype) for number in numbers)
+            return n.call("mul", n.call("softplus", n.call("mul", x, steepness)), factor)
+    return n.call("hard_swish", x)

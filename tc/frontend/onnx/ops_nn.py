@@ -11,7 +11,7 @@ from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_training import batch_norm_of_batch
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import DType, int_range
+from tc.ir.dtype import DType, f32, f64, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum, select
 from tc.ir.types import product
 from tc.ops.common import require_equal
@@ -432,7 +432,8 @@ def _for_each_channel(n: NodeContext, value: ModelValue, channels: Expr, groups:
 
 @onnx_op("GroupNormalization", since=21)
 def import_group_norm(n: NodeContext) -> NodeResult:
-    """One factor and summand for all channels are taken, too: other runtimes broadcast them."""
+    """One factor and summand for all channels are taken, too: other runtimes broadcast them. Elements of f64 are normalized in f32, unless
+    `stash_type` is f64."""
     x = n.value(0)
     if x.rank < 2:
         raise ShapeError(f"GroupNormalization: the input must be [n, c, *space], found {x.type}")
@@ -444,7 +445,14 @@ def import_group_norm(n: NodeContext) -> NodeResult:
         return prove(equal(p.shape[0], channels), n.facts) is not True
 
     parameters = [n.call("expand", p, shape=(channels,)) if may_be_one(p) else p for p in (n.value(1), n.value(2))]
-    return n.call("group_norm", x, *parameters, groups=n.attr("num_groups"), epsilon=n.attr("epsilon", 1e-5))
+    attrs = {"groups": n.attr("num_groups"), "epsilon": n.attr("epsilon", 1e-5)}
+    if x.dtype is not f64 or n.dtype_attr("stash_type", 1) is f64:
+        return n.call("group_norm", x, *parameters, **attrs)
+    ones, zeros = (n.call("full", shape=(channels,), value=value, dtype=f32) for value in (1, 0))
+    normal = n.call("cast", n.call("group_norm", n.call("cast", x, dtype=f32), ones, zeros, **attrs), dtype=f64)
+    spread = (channels, *(const(1) for _ in range(x.rank - 2)))
+    scale, shift = (n.call("reshape", p, shape=spread) for p in parameters)
+    return n.call("add", n.call("mul", normal, scale), shift)
 
 
 @onnx_op("LRN")
