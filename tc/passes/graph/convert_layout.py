@@ -36,7 +36,7 @@ from tc.ir.graph import (
 )
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.module import IRModule
-from tc.ir.node import replace
+from tc.ir.node import cached_on_node, replace
 from tc.ir.types import TensorType
 from tc.ir.x86_intrinsics import dot_name
 from tc.ops.build import full_attrs, operand_types
@@ -233,9 +233,18 @@ def layout_seconds(func: Function, target: Target) -> float:
 
 
 def _best_plan(func: Function, block: int, rates: Rates) -> _Plan:
-    forms = _forms(func, block, rates)
-    plans = (_plan(func, forms if width == block else _forms(func, width, rates), width, rates) for width in _widths(forms, block, rates))
-    return min(plans, key=lambda plan: plan.seconds)
+    """The cheapest of the plans with blocks of one width, the narrowest of several."""
+    forms, best = _forms(func, block, rates), _Plan(block, {}, math.inf)
+    of_widths = {width: forms if width == block else _forms(func, width, rates) for width in _widths(forms, block, rates)}
+    of_widths = {width: forms for width, forms in of_widths.items() if any(form.op == "conv_blocked" for form in forms.values())}
+    costs = {width: _costs(func, forms, width, rates) for width, forms in of_widths.items()}
+    for width in sorted(costs, key=lambda width: _least_seconds(costs[width])):
+        if _least_seconds(costs[width]) > best.seconds:
+            break
+        chosen, seconds = _cheapest(costs[width])
+        if (seconds, width) < (best.seconds, best.block) or not best.forms:
+            best = _Plan(width, {binding: form for binding, form in of_widths[width].items() if binding in chosen}, seconds)
+    return best
 
 
 def _convert(func: Function, block: int, rates: Rates) -> Function:
@@ -251,15 +260,6 @@ class _Plan:
     block: int
     forms: dict[Binding, BlockedForm]
     seconds: float
-
-
-def _plan(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> _Plan:
-    """The cheapest assignment of forms, with blocks of one width."""
-    facts = Facts.of(func.facts)
-    if not any(form.op == "conv_blocked" for form in forms.values()):
-        return _Plan(block, {}, math.inf)
-    chosen, seconds = _choose(func, forms, block, rates, facts)
-    return _Plan(block, {binding: forms[binding] for binding in chosen}, seconds)
 
 
 def _forms(func: Function, block: int, rates: Rates) -> dict[Binding, BlockedForm]:
@@ -376,10 +376,13 @@ def _is_of_halves(binding: Binding, form: BlockedForm) -> bool:
 # -- the choice
 
 
-def _choose(
-    func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates, facts: Facts
-) -> tuple[set[Binding], float]:
-    """The bindings that run on blocks in the cheapest assignment, and its estimated time."""
+_Costs = Mapping[tuple[object, object], float]
+"""Edges of a graph that each assignment of forms cuts: their seconds."""
+
+
+def _costs(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> _Costs:
+    """What bindings take on blocks and as they are, and copies between them."""
+    facts = Facts.of(func.facts)
     producer = {target: binding for binding in func.bindings for target in binding.targets}
     wants: dict[TensorVar, dict[str, list[Binding]]] = {}
 
@@ -417,9 +420,18 @@ def _choose(
             wants.setdefault(result, {}).setdefault("plain", [])
     for atom, users in wants.items():
         _conversion_edges(atom, producer.get(atom), users, forms, edge, block, rates, facts)
-    chosen = minimum_cut(capacities, _BLOCKED, _PLAIN)
-    seconds = sum(each for (a, b), each in capacities.items() if a in chosen and b not in chosen)
-    return {item for item in chosen if isinstance(item, Binding)}, seconds
+    return capacities
+
+
+def _cheapest(costs: _Costs) -> tuple[set[object], float]:
+    """What runs on blocks in the cheapest assignment, and its estimated time."""
+    chosen = minimum_cut(costs, _BLOCKED, _PLAIN)
+    return chosen, sum(each for (a, b), each in costs.items() if a in chosen and b not in chosen)
+
+
+def _least_seconds(costs: _Costs) -> float:
+    """Not more than the time of any assignment: that of bindings where they are faster, without copies."""
+    return sum(min(seconds, costs.get((_BLOCKED, binding), 0.0)) for (binding, end), seconds in costs.items() if end == _PLAIN)
 
 
 _BLOCKED, _PLAIN = "blocked", "plain"
@@ -556,4 +568,11 @@ def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static:
 
 
 def _elements(type_: TensorType, facts: Facts) -> float:
-    return float(math.prod(typical(dim, facts) for dim in type_.shape))
+    known = _known_elements(type_)
+    return float(math.prod(typical(dim, facts) for dim in type_.shape)) if known is None else known
+
+
+@cached_on_node
+def _known_elements(type_: TensorType) -> float | None:
+    shape = type_.static_shape
+    return None if shape is None else float(math.prod(shape))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tc.ir.expr import Var
+from tc.ir.expr import Const, Var
 from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of, map_bodies
 from tc.ir.module import IRModule
-from tc.ir.node import Node, cached_on_node, replace, walk
-from tc.ir.types import Type
+from tc.ir.node import Node, cached_on_node, children, replace
 from tc.passes.manager import graph_pass, map_graph_functions
 
 
@@ -26,7 +25,7 @@ def _clean(func: Function, live: set[Node], outer: frozenset[Node]) -> Function:
     kept: list[Binding] = []
     changed = False
     for index, binding in reversed(list(enumerate(func.bindings))):
-        if not _is_needed(binding, live) and not found[index] & live:
+        if not _is_needed(binding, live) and found[index].isdisjoint(live):
             changed = True
             continue
         cleaned = _clean_bodies(binding, live, known[index])
@@ -43,7 +42,8 @@ def _found_dims(func: Function, outer: frozenset[Node]) -> tuple[list[frozenset[
     known: list[frozenset[Node]] = []
     for binding in func.bindings:
         known.append(seen)
-        new = _result_dims(binding) - seen
+        dims = _result_dims(binding)
+        new = dims - seen if dims else _NONE
         found.append(new)
         read = binding.value.dims if isinstance(binding.value, ReadDims) else ()
         if new or read:  # else the same set is that of the next one, too
@@ -54,13 +54,9 @@ def _found_dims(func: Function, outer: frozenset[Node]) -> tuple[list[frozenset[
 _NONE: frozenset[Node] = frozenset()
 
 
-def _type_dims(var: TensorVar) -> frozenset[Node]:
-    return _dims_of_type(var.type)
-
-
 @cached_on_node
-def _dims_of_type(type_: Type) -> frozenset[Node]:
-    return frozenset(node for node in walk(type_) if isinstance(node, Var)) or _NONE
+def _type_dims(var: TensorVar) -> frozenset[Node]:
+    return _vars_in(var.type)
 
 
 def _use(atom: Node, live: set[Node]) -> None:
@@ -75,7 +71,7 @@ def _is_needed(binding: Binding, live: set[Node]) -> bool:
         return True
     if isinstance(value, ReadDims):
         return any(dim in live for dim in value.dims)
-    return any(target in live for target in binding.targets) or any(_is_needed_inside(body) for body in bodies_of(value))
+    return not live.isdisjoint(binding.targets) or any(map(_is_needed_inside, bodies_of(value)))
 
 
 def _is_needed_inside(body: Function) -> bool:
@@ -105,9 +101,15 @@ def _used(binding: Binding) -> frozenset[Node]:
 
 
 def _vars_in(value: object) -> frozenset[Node]:
-    if isinstance(value, Node):
-        return frozenset(node for node in walk(value) if isinstance(node, Var))
-    if not isinstance(value, tuple):
-        return _NONE
-    parts = [part for part in value if isinstance(part, (tuple, Node))]  # most are names, and numbers
-    return _NONE.union(*map(_vars_in, parts)) if parts else _NONE
+    """The variables in a node, or in tuples, most of which hold names and numbers."""
+    found: set[Node] = set()
+    stack: list[object] = [value]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, Var):
+            found.add(top)
+        elif isinstance(top, Node):
+            stack += [child for child in children(top) if not isinstance(child, Const)]
+        elif isinstance(top, tuple):
+            stack += [part for part in top if isinstance(part, (tuple, Node))]
+    return frozenset(found) if found else _NONE

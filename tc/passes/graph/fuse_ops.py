@@ -453,6 +453,8 @@ class _Grouping:
 
     def _loses_checks(self, merged: list[_Node]) -> bool:
         """Whether indices would not be looked at, as nobody reads what they lead to: an operator looks at all of its own."""
+        if not any(node.shape.checks for node in merged):
+            return False
         checked = set[TensorVar]()
         for node in merged:
             call = node.binding.value

@@ -339,9 +339,10 @@ class _Rewriter:
         return tuple(dict.fromkeys([*behind, *(() if root.span is None else root.span.nodes)]))
 
     def _nodes_of(self, atom: TensorVar, depth: int, found: dict[TensorVar, tuple[str, ...] | None]) -> tuple[str, ...] | None:
-        """The nodes of all that makes a value from what is read, which is in `found`; None for one that is made of something else, too."""
+        """The nodes of all that makes a value from what is read, which is in `found`; None for one that is made of something else, too,
+        as anything is that the rule has not looked at."""
         if atom not in found:
-            binding = self.definitions.get(atom)
+            binding = self.definitions.get(atom) if atom in self.looked_at else None
             is_inside = binding is not None and isinstance(binding.value, Call) and depth < _DEEPEST_REPLACED
             found[atom] = self._nodes_behind(binding, depth, found) if binding is not None and is_inside else None
         return found[atom]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import islice
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify, slack_of
 from tc.ir.dtype import i64
@@ -13,7 +12,6 @@ from tc.ir.expr import (
     Eq,
     Expr,
     Le,
-    Load,
     Lt,
     Max,
     Min,
@@ -28,9 +26,9 @@ from tc.ir.expr import (
     minimum,
 )
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store, seq
-from tc.ir.node import Node, children, replace, substitute, transform, walk
+from tc.ir.node import Node, cached_on_node, children, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
-from tc.ir.uses import has_choices, reads_memory, variables
+from tc.ir.uses import buffers_read, buffers_written, has_choices, has_selects, reads_memory, variables
 from tc.passes.loop.simplify_loops import simplify_statement
 from tc.passes.manager import loop_pass
 
@@ -73,15 +71,27 @@ _CUT = (LoopKind.SERIAL, LoopKind.UNROLLED, LoopKind.VECTORIZED)
 
 
 def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
-    nodes = list(islice(walk(loop), MOST_NODES)) if loop.kind in _CUT else []
-    if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop, nodes):
-        return _split_first(loop, facts, dims, at_end)
-    if loop.kind is LoopKind.VECTORIZED and _is_gathered(loop, nodes) and _is_copy(nodes):
+    if loop.kind in _CUT and _count(loop) < MOST_NODES:
+        if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop):
+            return _split_first(loop, facts, dims, at_end)
+        if _is_copy(loop):
+            return _cut_copy(loop, facts, dims, at_end)
+    return _cut_inside(loop, facts, dims, at_end)
+
+
+def _cut_inside(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
+    return replace(loop, body=_cut(loop.body, facts.with_range(loop.var, loop.extent), dims, at_end=at_end))
+
+
+def _cut_copy(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
+    if loop.kind is LoopKind.VECTORIZED:
+        if not _is_gathered(loop):
+            return _cut_inside(loop, facts, dims, at_end)
         elements = replace(loop, kind=LoopKind.UNROLLED)
         middle = _middle(elements, facts, dims, 1)
         return loop if middle is None else _split(elements, *middle, facts, dims)
-    saves_gathers = loop.kind in (LoopKind.SERIAL, LoopKind.UNROLLED) and _saves_gathers(nodes)
-    if (loop.kind is LoopKind.SERIAL or (loop.kind is LoopKind.UNROLLED and (at_end or saves_gathers))) and _is_copy(nodes):
+    saves_gathers = _saves_gathers(loop)
+    if loop.kind is LoopKind.SERIAL or at_end or saves_gathers:
         free = [] if at_end else _decided_before(loop)
         if free:
             return If(logical_and(*free), _cut_loop(fresh_binders(_without(loop, free)), facts, dims, at_end), loop)
@@ -89,23 +99,24 @@ def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> St
         middle = _middle(loop, facts, dims, 1 if saves_gathers else max(half, 1 if at_end else LEAST_MIDDLE))
         if middle is not None:
             return _split(loop, *middle, facts, dims)
-    return replace(loop, body=_cut(loop.body, facts.with_range(loop.var, loop.extent), dims, at_end=at_end))
+    return _cut_inside(loop, facts, dims, at_end)
 
 
-def _begins_otherwise(loop: For, nodes: Sequence[Node]) -> bool:
+@cached_on_node
+def _count(node: Node) -> int:
+    """How many nodes there are at and below one, those that are shared counted as often as they are met."""
+    return 1 + sum(map(_count, children(node)))
+
+
+def _begins_otherwise(loop: For) -> bool:
     """Whether a loop reads what it has written so far, but for its first iteration: then what one iteration leaves the next one finds in a
-    register. `nodes`: the loop's, up to MOST_NODES of them."""
-    if len(nodes) == MOST_NODES or reads_memory(loop.extent):
+    register."""
+    if not has_selects(loop.body) or reads_memory(loop.extent):
         return False
-    asks = (node.condition for node in nodes if isinstance(node, Select))
+    asks = (node.condition for node in walk(loop.body) if isinstance(node, Select))
     sides = ((part.lhs, part.rhs) for part in asks if isinstance(part, Eq))
     begins = any((a is loop.var and is_const(b, 0)) or (b is loop.var and is_const(a, 0)) for a, b in sides)
-    return begins and _reads_back(nodes)
-
-
-def _reads_back(nodes: Sequence[Node]) -> bool:
-    written = {node.buffer for node in nodes if isinstance(node, Store)}
-    return any(isinstance(node, Load) and node.buffer in written for node in nodes)
+    return begins and not buffers_read(loop).isdisjoint(node.buffer for node in walk(loop.body) if isinstance(node, Store))
 
 
 def _split_first(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
@@ -119,30 +130,38 @@ def _split_first(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) ->
     return seq(first, replace(copy, extent=extent, body=_cut(body, inside, dims, at_end=at_end)))
 
 
-def _is_copy(nodes: Sequence[Node]) -> bool:
-    """Whether all that a loop of these nodes does is to store what it reads elsewhere, and little code says what."""
-    if len(nodes) == MOST_NODES:
-        return False
-    plain = all(isinstance(node, (For, Seq, Store, If)) for node in nodes if isinstance(node, Stmt))
-    return plain and not _reads_back(nodes)
+def _is_copy(loop: For) -> bool:
+    """Whether all that a loop does is to store what it reads elsewhere."""
+    return _is_plain(loop) and buffers_read(loop).isdisjoint(buffers_written(loop.body))
 
 
-def _saves_gathers(nodes: Sequence[Node]) -> bool:
-    """Whether some vector inside of a loop of these nodes, which are few, is gathered for a choice between places."""
-    if len(nodes) == MOST_NODES or not _choices_of_places(nodes):
-        return False
-    vectors = [node for node in nodes if isinstance(node, For) and node.kind is LoopKind.VECTORIZED]
-    return any(_is_gathered(vector, islice(walk(vector), MOST_NODES)) for vector in vectors)
+@cached_on_node
+def _is_plain(stmt: Stmt) -> bool:
+    """Whether there are only loops, stores and conditions at and below a statement."""
+    return isinstance(stmt, (For, Seq, Store, If)) and all(_is_plain(child) for child in children(stmt) if isinstance(child, Stmt))
 
 
-def _is_gathered(loop: For, nodes: Iterable[Node]) -> bool:
-    """Whether a choice between places, among these nodes, is made for each lane of a loop over a vector."""
-    return any(loop.var in variables(node) for node in _choices_of_places(nodes))
+def _saves_gathers(loop: For) -> bool:
+    """Whether some vector inside of a loop is gathered for a choice between places."""
+    return _chooses_places(loop) and any(
+        _is_gathered(node) for node in walk(loop) if isinstance(node, For) and node.kind is LoopKind.VECTORIZED
+    )
 
 
-def _choices_of_places(nodes: Iterable[Node]) -> list[Node]:
-    """Of two indices the larger or the smaller one."""
-    return [node for node in nodes if isinstance(node, (Max, Min)) and node.dtype == i64]
+def _is_gathered(loop: For) -> bool:
+    """Whether a choice between places is made for each lane of a loop over a vector."""
+    return _chooses_places(loop) and any(loop.var in variables(node) for node in walk(loop) if _is_choice_of_places(node))
+
+
+def _is_choice_of_places(node: Node) -> bool:
+    """Whether it is of two indices the larger or the smaller one."""
+    return isinstance(node, (Max, Min)) and node.dtype == i64
+
+
+@cached_on_node
+def _chooses_places(node: Node) -> bool:
+    """Whether there is a choice of places at or below a node."""
+    return _is_choice_of_places(node) or any(map(_chooses_places, children(node)))
 
 
 def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
