@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import islice
 
 from tc.ir.arith import Facts, linear_coefficients, prove, simplify, slack_of
 from tc.ir.dtype import i64
@@ -71,11 +72,10 @@ _CUT = (LoopKind.SERIAL, LoopKind.UNROLLED, LoopKind.VECTORIZED)
 
 
 def _cut_loop(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> Stmt:
-    if loop.kind in _CUT and _count(loop) < MOST_NODES:
-        if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop):
-            return _split_first(loop, facts, dims, at_end)
-        if _is_copy(loop):
-            return _cut_copy(loop, facts, dims, at_end)
+    if loop.kind is LoopKind.SERIAL and _begins_otherwise(loop) and _is_small(loop):
+        return _split_first(loop, facts, dims, at_end)
+    if loop.kind in _CUT and _is_copy(loop) and _is_small(loop):
+        return _cut_copy(loop, facts, dims, at_end)
     return _cut_inside(loop, facts, dims, at_end)
 
 
@@ -102,10 +102,8 @@ def _cut_copy(loop: For, facts: Facts, dims: frozenset[Var], at_end: bool) -> St
     return _cut_inside(loop, facts, dims, at_end)
 
 
-@cached_on_node
-def _count(node: Node) -> int:
-    """How many nodes there are at and below one, those that are shared counted as often as they are met."""
-    return 1 + sum(map(_count, children(node)))
+def _is_small(loop: For) -> bool:
+    return len(list(islice(walk(loop), MOST_NODES))) < MOST_NODES
 
 
 def _begins_otherwise(loop: For) -> bool:
@@ -150,18 +148,17 @@ def _saves_gathers(loop: For) -> bool:
 
 def _is_gathered(loop: For) -> bool:
     """Whether a choice between places is made for each lane of a loop over a vector."""
-    return _chooses_places(loop) and any(loop.var in variables(node) for node in walk(loop) if _is_choice_of_places(node))
-
-
-def _is_choice_of_places(node: Node) -> bool:
-    """Whether it is of two indices the larger or the smaller one."""
-    return isinstance(node, (Max, Min)) and node.dtype == i64
+    if not _chooses_places(loop):
+        return False
+    choices = [node for node in walk(loop) if isinstance(node, (Max, Min)) and node.dtype == i64]
+    return any(loop.var in variables(node) for node in choices)
 
 
 @cached_on_node
 def _chooses_places(node: Node) -> bool:
-    """Whether there is a choice of places at or below a node."""
-    return _is_choice_of_places(node) or any(map(_chooses_places, children(node)))
+    """Whether there is of two indices the larger or the smaller one at or below a node."""
+    is_one = isinstance(node, (Max, Min)) and node.dtype == i64
+    return is_one or any(_chooses_places(child) for child in children(node) if has_choices(child))
 
 
 def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
