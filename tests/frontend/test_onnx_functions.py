@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tc
 from tc.errors import ModelError, UnsupportedError
 from tc.frontend.onnx import inspect_model, load_model
 from tc.frontend.onnx.node_context import ADAPTERS, NodeContext, NodeResult
@@ -95,6 +96,45 @@ def test_an_operator_without_ours_runs_on_the_reference(monkeypatch: pytest.Monk
     assert [r.status for r in imported.report] == ["fallback", "native"]
     assert str(imported.module.main.results[0].type) == "f32[n]"
     np.testing.assert_allclose(run(imported, {"m": m})[0], np.maximum(np.linalg.det(m), 0), rtol=1e-5)
+
+
+# Broke: a node that runs on the reference did not know the functions of the model, and in functions ONNX's own Loop ran.
+def test_a_loop_on_the_reference_calls_functions() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 9, opset_import: ["": 18, "own": 1]>
+        agraph (float[n] x, int64 trips, int64 none) => (float[t, k] y, float[t, z, n] stacks)
+        {
+            y, stacks = Loop (trips, "") <body = b (int64 i, bool going) => (bool going_on, float[] some, float[] stack) {
+                going_on = Identity (going)
+                some, stack = own.Positive <axis = 0> (x, none)
+            }>
+        }
+        <domain: "own", opset_import: ["": 18, "own": 1]>
+        Positive <axis> (x, count) => (some, stack) { some = own.Above <axis: int = @axis> (x)  stack = own.Stack (x, count) }
+        <domain: "own", opset_import: ["": 18]>
+        Above <axis> (x) => (some)
+        {
+            zero = Constant <value = float {0.0}> ()
+            is_above = Greater (x, zero)
+            some = Compress <axis: int = @axis> (x, is_above)
+        }
+        <domain: "own", opset_import: ["": 18]>
+        Stack (x, count) => (stack)
+        {
+            stack = Loop (count, "") <body = b (int64 j, bool going) => (bool going_on, float[] row) {
+                going_on = Identity (going)
+                row = Identity (x)
+            }>
+        }
+        """
+    )
+    x = np.array([1, -2, 3], np.float32)
+
+    found = tc.compile(model).run({"x": x, "trips": np.int64(2), "none": np.int64(2)})
+
+    np.testing.assert_array_equal(found["y"], [[1, 3]] * 2)
+    np.testing.assert_array_equal(found["stacks"], np.tile(x, (2, 2, 1)))
 
 
 def test_the_reference_is_asked_in_the_form_that_it_knows() -> None:

@@ -261,7 +261,6 @@ def model_of_node(n: NodeContext, stand_in: Callable[[np.ndarray], np.ndarray]) 
     constants = {name: stand_in(array) for name, array in arrays.items() if array is not None}
     nodes, wanted, opsets = [*sources.nodes.values(), n.node], [name for name in n.outputs if name], dict(n.graph.opsets)
     model = _model_of(n.graph, nodes, wanted, opsets, sources.tensors, constants, _DimNames())
-    model.functions.extend(n.graph.shared.model.functions.values())
     with contextlib.suppress(UnsupportedError):  # the types of results, where ONNX knows them
         types = _inferred(model)
         for output in model.graph.output:
@@ -289,7 +288,7 @@ def _model_of(
     constants: dict[str, np.ndarray],
     dims: _DimNames,
 ) -> Any:
-    """A model of the nodes with the wanted outputs. Small constants are its initializers."""
+    """A model of the nodes with the wanted outputs, and of the functions that they call. Small constants are its initializers."""
     from onnx import helper, numpy_helper
 
     inputs = [_input_info(name, value, dims) for name, value in tensors.items() if name not in constants]
@@ -297,7 +296,27 @@ def _model_of(
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     made = helper.make_graph(nodes, "node", inputs, outputs, initializers)
-    return helper.make_model(made, opset_imports=imports, ir_version=graph.shared.model.proto.ir_version or 8)
+    functions = _called_functions(graph, made)
+    return helper.make_model(made, opset_imports=imports, functions=functions, ir_version=graph.shared.model.proto.ir_version or 8)
+
+
+def _called_functions(graph: GraphImporter, made: Any) -> list[Any]:
+    """Functions of the model that are called in a graph, each behind those that it calls. UnsupportedError for overloads, which the
+    reference does not tell from each other."""
+    own, seen, found = graph.shared.model.functions, set[tuple[str, str, str]](), []
+
+    def add(body: Any) -> None:
+        for node in all_nodes(body):
+            key = ("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload)
+            if key in own and key not in seen:
+                seen.add(key)
+                add(own[key])
+                found.append(own[key])
+
+    add(made)
+    if len({key[:2] for key in seen}) < len(found):
+        raise UnsupportedError("the reference does not know functions that share a name", code="TC1020")
+    return found
 
 
 def _input_info(name: str, value: Source, dims: _DimNames) -> Any:
@@ -328,7 +347,8 @@ def _inferred(model: Any) -> dict[str, Any]:
     import onnx
 
     own = {(function.domain, function.name) for function in model.functions}
-    strangers = {(n.domain, n.op_type) for n in all_nodes(model.graph) if not onnx.defs.has(n.op_type, n.domain)} - own
+    called = {(n.domain, n.op_type) for part in (model.graph, *model.functions) for n in all_nodes(part)}
+    strangers = {(domain, op_type) for domain, op_type in called if not onnx.defs.has(op_type, domain)} - own
     if strangers:
         names = ", ".join(f"{op_type} of domain {domain!r}" for domain, op_type in sorted(strangers))
         raise UnsupportedError(f"ONNX does not know {names}", code="TC1020")

@@ -34,6 +34,9 @@ def _evaluator(data: bytes) -> Any:
     from onnx.reference import ReferenceEvaluator
 
     class Evaluator(ReferenceEvaluator):  # type: ignore[misc]
+        def __init__(self, proto: Any, **given: Any) -> None:  # ONNX's makes those of functions without new_ops
+            super().__init__(proto, **{"new_ops": list(corrected_ops()), **given})
+
         def _init(self) -> None:
             super()._init()
             for node in self.rt_nodes_:
@@ -42,7 +45,7 @@ def _evaluator(data: bytes) -> Any:
 
     model = onnx.ModelProto()
     model.ParseFromString(data)
-    return Evaluator(model, new_ops=list(corrected_ops()))
+    return Evaluator(model)
 
 
 def _run_node(node: Any, opsets: dict[str, int], known: Callable[..., Results], *inputs: Any, **context: Any) -> Results:
