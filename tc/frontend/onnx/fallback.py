@@ -297,7 +297,11 @@ def _model_of(
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     made = helper.make_graph(nodes, "node", inputs, outputs, initializers)
     functions = _called_functions(graph, made)
-    return helper.make_model(made, opset_imports=imports, functions=functions, ir_version=graph.shared.model.proto.ir_version or 8)
+    model = helper.make_model(made, opset_imports=imports, functions=functions, ir_version=graph.shared.model.proto.ir_version or 8)
+    named = (each for part in (model.graph, *model.functions) for each in all_nodes(part))
+    for each in (*named, *(each for function in model.functions for each in function.opset_import)):
+        each.domain = "" if each.domain == "ai.onnx" else each.domain  # the reference knows the short name only
+    return model
 
 
 def _called_functions(graph: GraphImporter, made: Any) -> list[Any]:
