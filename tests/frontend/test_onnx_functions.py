@@ -86,6 +86,19 @@ def test_an_operator_that_onnx_defines_by_others_needs_no_python() -> None:
     check_against_onnxruntime(model, {"x": x, "t": np.array([1, 3])})
 
 
+def test_an_operator_whose_definition_asks_for_sizes_that_the_run_tells_is_the_references() -> None:
+    # Broke: "a function of 0 inputs and 0 outputs".
+    types = {"x": (F32, ["n", "c", "t"]), "w": (F32, ["c", 1, "k"])}
+    module = tc.compile(make_model([node("CausalConvWithState", "x w", "y after")], types, ["y", "after"], opset=27))
+    x, w = np.arange(1, 7, dtype=F32).reshape(1, 2, 3), np.array([[[1, 2]], [[0, 1]]], F32)
+
+    made, after = module(x, w)
+
+    assert module.report().fallbacks
+    np.testing.assert_array_equal(made, [[[2, 5, 8], [4, 5, 6]]])
+    np.testing.assert_array_equal(after, [[[3], [6]]])
+
+
 def test_an_operator_without_ours_runs_on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_adapter(monkeypatch, "Det")
     model = make_model([node("Det", "m", "d"), node("Relu", "d", "y")], {"m": (F32, ["n", 3, 3])}, ["y"])

@@ -61,7 +61,7 @@ def _schema_function(n: NodeContext) -> FunctionProto | None:
         return None
     function = onnx.FunctionProto()
     function.ParseFromString(data)
-    return function
+    return function if function.node else None  # there is none of operands whose sizes only the run tells
 
 
 def _type_proto(value: Any) -> TypeProto | None:
