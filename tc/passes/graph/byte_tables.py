@@ -99,18 +99,22 @@ def _is_elementwise(call: Call, result: TensorType) -> bool:
     """Whether an operator computes each element of those at its place, literal operands being one number each."""
     if result.rank > len(SIZES):
         return False
-    operands = tuple(None if arg is None else (_tensor_type(arg).dtype, isinstance(arg, TensorVar)) for arg in call.args)
+    operands = tuple(None if arg is None else (_tensor_type(arg).dtype, _literal_rank(arg)) for arg in call.args)
     asked = call.op, call.attrs, operands, result.dtype, result.rank
     return _computes_elements.__wrapped__(*asked) if is_scoped(call.op) else _computes_elements(*asked)
 
 
 @lru_cache(256)
 def _computes_elements(
-    op: str, attrs: tuple[tuple[str, AttrValue], ...], operands: tuple[tuple[DType, bool] | None, ...], dtype: DType, rank: int
+    op: str,
+    attrs: tuple[tuple[str, AttrValue], ...],
+    operands: tuple[tuple[DType, int | None] | None, ...],
+    dtype: DType,
+    rank: int,
 ) -> bool:
-    """The same of an operator whose operands have these types and are variables or not."""
+    """The same of an operator whose operands have these types and are variables, or literals of one element and so many axes."""
     shape = tuple(map(const, SIZES[:rank]))
-    types = [operand and TensorType(shape if operand[1] else (), operand[0]) for operand in operands]
+    types = [operand and TensorType(shape if operand[1] is None else (const(1),) * operand[1], operand[0]) for operand in operands]
     record, full = get_op(op), get_op(op).attrs(attrs)
     try:
         inferred = record.infer_types(types, full)
@@ -120,8 +124,13 @@ def _computes_elements(
         return False
     found = infer_loop_shape(record, types, full, (TensorType(shape, dtype),))
     pairs = zip(operands, found.accesses, strict=True)
-    is_local = all(access in (Access.IDENTITY, None) for operand, access in pairs if operand and operand[1])
+    is_local = all(access in (Access.IDENTITY, None) for operand, access in pairs if operand and operand[1] is None)
     return found.kind is FusionKind.ELEMENTWISE and not found.gathers and is_local
+
+
+def _literal_rank(atom: Atom) -> int | None:
+    """How many axes a literal has, as operators of channels take no scalars; None for a variable."""
+    return None if isinstance(atom, TensorVar) else _tensor_type(atom).rank
 
 
 def _tensor_type(atom: Atom) -> TensorType:
