@@ -122,6 +122,8 @@ register(
 def _infer_concat(types: Types, attrs: Attrs) -> TensorType:
     present = [type_ for type_ in types if type_ is not None]
     first = operand(present, 0, "concat")
+    if not first.rank:
+        raise ShapeError(f"concat: {first} has no axis")
     axis = normalize_axis(attrs.axis, first.rank, "concat")
     total: Expr = const(0)
     for type_ in present:

@@ -142,7 +142,7 @@ def run_reference(frame: Frame, layout: FrameLayout, call: CallOut, callback: Ca
         if len(results) != len(call.results):
             raise TcError(f"{call.symbol} returned {len(results)} results, expected {len(call.results)}")
         arrays = [_typed(slot, result, call.found_dims) for slot, result in zip(call.results, results, strict=True)]
-        _bind_found(frame, layout, call, arrays, env)
+        arrays = _bind_found(frame, layout, call, arrays, env)
         for slot, array in zip(call.results, arrays, strict=True):
             _store_result(frame, layout, slot, array, pointers[place] or 0, _is_found(slot, call.found_dims))
             place += 1
@@ -165,18 +165,24 @@ def _is_found(slot: Slot, found: tuple[Var, ...]) -> bool:
     return any(node in found for node in walk(slot.type))
 
 
-def _bind_found(frame: Frame, layout: FrameLayout, call: CallOut, arrays: Sequence[np.ndarray], env: dict[Var, int]) -> None:
-    """Give the dims that are found the sizes that results have there, of several results the first; all must have what follows."""
+def _bind_found(
+    frame: Frame, layout: FrameLayout, call: CallOut, arrays: Sequence[np.ndarray], env: dict[Var, int]
+) -> list[np.ndarray]:
+    """Give the dims that are found the sizes that results have there, of several results the first; all must have what follows, and have
+    it then where they have no elements: a loop that ran no time does not know the sizes of what it stacks."""
     unknown = set(call.found_dims)
     for slot, array in zip(call.results, arrays, strict=True):
         for dim, size in zip(slot.type.shape, array.shape, strict=False):  # other ranks are not what follows
             if isinstance(dim, Var) and dim in unknown:
                 unknown.remove(dim)
                 env[dim] = frame.words[layout.dims + layout.dim_vars.index(dim)] = size
+    sized = []
     for slot, array in zip(call.results, arrays, strict=True):
         expected = tuple(int(evaluate(dim, env)) for dim in slot.type.shape)
-        if array.shape != expected:
+        if array.shape != expected and (array.size or 0 not in expected):
             raise TcError(f"a reference kernel returned shape {array.shape}, expected {expected}")
+        sized.append(array.reshape(expected))
+    return sized
 
 
 def _store_result(frame: Frame, layout: FrameLayout, slot: Slot, result: np.ndarray, address: int, is_found: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 from typing import Any
 
@@ -17,7 +18,9 @@ def corrected_ops() -> tuple[type, ...]:
     from onnx.reference.ops.aionnxml.op_svm_classifier import sigmoid_probability
     from onnx.reference.ops.op_grid_sample import GridSample as KnownGridSample
     from onnx.reference.ops.op_loop import Loop as KnownLoop
+    from onnx.reference.ops.op_sequence_map import SequenceMap as KnownSequenceMap
     from onnx.reference.ops.op_slice import Slice_10 as KnownSlice
+    from onnx.reference.ops.op_unique import Unique as KnownUnique
 
     class Loop(KnownLoop):  # type: ignore[misc]
         """Without a condition it runs; what it scans is stacked along a new axis, by no iterations as well.
@@ -64,6 +67,42 @@ def corrected_ops() -> tuple[type, ...]:
 
         def _run(self, content: Any = None, type: Any = None) -> tuple[Any, ...]:
             return (content,)
+
+    class SequenceMap(KnownSequenceMap):  # type: ignore[misc]
+        """Its body sees what is around it, and there may be no items: ONNX's has neither values around nor results of no items."""
+
+        op_domain = ""
+
+        def need_context(self) -> bool:
+            return True
+
+        def _run(
+            self, items: Any, *others: Any, body: Any = None, attributes: Any = None, context: Any = None, **_: Any
+        ) -> tuple[Any, ...]:
+            made = []
+            for k, item in enumerate(items):
+                own = [item, *(other[k] if isinstance(other, list) else other for other in others)]
+                given = {**(context or {}), **dict(zip(body.input_names, own, strict=True))}
+                made.append(body.run(None, given, attributes=attributes))
+            return tuple(map(list, zip(*made, strict=True))) if made else tuple([] for _ in body.output_names)
+
+    class Unique(KnownUnique):  # type: ignore[misc]
+        """Of strings, along an axis and in their own order too; ONNX's takes what is not sorted from the first axis."""
+
+        op_domain = ""
+
+        def _run(self, x: Any, axis: Any = None, sorted: Any = None) -> tuple[Any, ...]:
+            if x.dtype.kind not in "OUS":
+                return super()._run(x, axis, sorted)
+            is_flat = axis is None or np.isnan(axis)
+            along, axis = (x.reshape(-1), 0) if is_flat else (x, axis)
+            rows = [tuple(row.reshape(-1)) for row in np.moveaxis(along, axis, 0)] if not is_flat else [(text,) for text in along]
+            first = {row: place for place, row in reversed(list(enumerate(rows)))}
+            order = builtins.sorted(first, key=None if sorted else first.__getitem__)
+            number = {row: place for place, row in enumerate(order)}
+            places, numbers = (np.array(found, np.int64) for found in ([first[row] for row in order], [number[row] for row in rows]))
+            found = np.take(along, places, axis), places, numbers, np.bincount(numbers, minlength=len(order)).astype(np.int64)
+            return found[: len(self.onnx_node.output)]
 
     class GridSample(KnownGridSample):  # type: ignore[misc]
         """With cubic interpolation the border stands in for taps outside, as in PyTorch: ONNX's moves the sample to the border."""
@@ -115,7 +154,7 @@ def corrected_ops() -> tuple[type, ...]:
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32
         return np.zeros((0, *(dim.dim_value for dim in tensor.shape.dim)), dtype)
 
-    return Loop, SequenceInsert, Optional, GridSample, Slice, SVMClassifier
+    return Loop, SequenceInsert, SequenceMap, Optional, Unique, GridSample, Slice, SVMClassifier
 
 
 def coupled_probabilities(pairs: np.ndarray) -> np.ndarray:
