@@ -117,7 +117,14 @@ def normalized(b: GraphBuilder) -> Atom:
     return narrow(b, b.call("batch_norm", wide(b, bytes_of(b, shape=(2, 1, 4))), *[b.const(np.ones(1, np.float32))] * 4))
 
 
-NOT_TABLES = (zero_point, of_two, per_channel, softmax, transposed, added_to_its_transpose, running_sums, broadcast, normalized)
+def triangle(b: GraphBuilder) -> Atom:
+    """Each element is made of that at its place and of where that is, which crashed."""
+    return narrow(b, b.call("trilu", wide(b, bytes_of(b, shape=(16, 16))), b.const(np.int64(-1)), upper=False))
+
+
+NOT_TABLES = (
+    zero_point, of_two, per_channel, softmax, transposed, added_to_its_transpose, running_sums, broadcast, normalized, triangle,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("build", NOT_TABLES)

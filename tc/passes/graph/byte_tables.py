@@ -14,9 +14,10 @@ import numpy as np
 from tc.errors import TcError
 from tc.ir.byte_table import ENTRIES
 from tc.ir.dtype import DType
-from tc.ir.expr import const
+from tc.ir.expr import Var, const
 from tc.ir.graph import Atom, AttrValue, Call, TensorConst, TensorVar
 from tc.ir.module import IRModule
+from tc.ir.node import Node, children
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.registry import get_op, is_scoped
@@ -24,6 +25,7 @@ from tc.passes.graph.fusion_kind import Access, FusionKind, infer_loop_shape
 from tc.passes.graph.quantized import BYTES
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
+from tc.te import Read
 
 MOST_CALLS = 64
 """Of operators behind one table: whoever has more is no function that somebody wrote down."""
@@ -125,7 +127,13 @@ def _computes_elements(
     found = infer_loop_shape(record, types, full, (TensorType(shape, dtype),))
     pairs = zip(operands, found.accesses, strict=True)
     is_local = all(access in (Access.IDENTITY, None) for operand, access in pairs if operand and operand[1] is None)
-    return found.kind is FusionKind.ELEMENTWISE and not found.gathers and is_local
+    says_where = any(_says(value, stage.axes) for stage in found.stages for value in stage.values)
+    return found.kind is FusionKind.ELEMENTWISE and not found.gathers and is_local and not says_where
+
+
+def _says(value: Node, axes: tuple[Var, ...]) -> bool:
+    """Whether a value is computed of where it stands, as in trilu, and not only of what it reads there."""
+    return value in axes or (not isinstance(value, Read) and any(_says(child, axes) for child in children(value)))
 
 
 def _literal_rank(atom: Atom) -> int | None:
