@@ -306,12 +306,14 @@ def _layout_from_json(
 def require_numbers(signature: Signature | None, what: str) -> None:
     """UnsupportedError where `what` cannot make inputs up: not all are tensors of numbers."""
     if signature is not None:
-        others = "; ".join(str(part) for part in (*signature.inputs, *signature.outputs) if not part.is_plain)
+        others = "; ".join(str(part) for part in (*signature.inputs, *signature.outputs) if not part.is_plain) or "strings within"
         raise UnsupportedError(f"{what}: it takes models of tensors of numbers only, and this one has {others}", code="TC1017")
 
 
-def signature_of(inputs: Sequence[ValueLayout], outputs: Sequence[ValueLayout], strings: StringTable) -> Signature | None:
-    """The signature; None where all are tensors of numbers."""
-    if all(part.is_plain for part in (*inputs, *outputs)):
+def signature_of(
+    inputs: Sequence[ValueLayout], outputs: Sequence[ValueLayout], strings: StringTable, has_strings: bool
+) -> Signature | None:
+    """The signature; None where all are tensors of numbers, and there are no strings of the call in between (`has_strings`)."""
+    if not has_strings and all(part.is_plain for part in (*inputs, *outputs)):
         return None
     return Signature(tuple(inputs), tuple(outputs), strings)

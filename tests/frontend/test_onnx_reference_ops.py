@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -160,3 +162,42 @@ def test_scalars_of_a_branch_that_is_not_taken_are_not_joined() -> None:
     found = tc.compile(model, threads=1).run({"c": np.array(True), "x": np.array([1, 2]), "z": np.array(3)})["y"]
 
     assert found.tolist() == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_strings_are_scanned_from_the_back(count: int) -> None:
+    """ "'str' object has no attribute 'copy'", and of no iterations "not supported"."""
+    model = from_text(
+        "g (string[n] x, string start) => (string last, string[n] y) { last, y = Scan <num_scan_inputs=1, scan_input_directions=[1], "
+        "body = body (string[] c, string[] a) => (string[] d, string[] b) { d = Identity(a) b = Identity(c) }> (start, x) }"
+    )
+    x = np.array(["a", "b", "c"][:count], object)
+
+    found = tc.compile(model, threads=1).run({"x": x, "start": np.array("z", object)})
+
+    assert found["last"].tolist() == ("a" if count else "z")
+    assert found["y"].tolist() == ["z", "c", "b"][:count]
+
+
+def test_one_string_is_split() -> None:
+    """ "AssertionError"."""
+    model = from_text('g (string x) => (string[n] y, int64 k) { y, k = StringSplit <delimiter=","> (x) }', opset=20)
+
+    found = tc.compile(model, threads=1).run({"x": np.array("a,b", object)})
+
+    assert found["y"].tolist() == ["a", "b"] and found["k"].tolist() == 2
+
+
+def test_strings_may_be_in_between_alone(tmp_path: Path) -> None:
+    """ "Strings are known only while a compiled module runs that takes or returns them"."""
+    model = from_text(
+        'g (int64[n] x) => (float[n] y, bool[n] z) <string[1] w = {"3"}> '
+        "{ s = Cast <to=8> (x) y = Cast <to=1> (s) z = Equal(s, w) }",
+        opset=19,
+    )
+    module = tc.compile(model, threads=1)
+    module.save(tmp_path / "m.tcm")
+
+    for each in (module, tc.load(tmp_path / "m.tcm")):
+        y, z = each(np.array([3, -4]))
+        assert y.tolist() == [3, -4] and z.tolist() == [True, False]

@@ -18,6 +18,7 @@ from tc.errors import Span, UnsupportedError
 from tc.frontend.imported import FALLBACK
 from tc.frontend.onnx.node_context import GraphImporter, NodeContext, NodeResult
 from tc.frontend.onnx.reading import all_nodes, reads
+from tc.frontend.onnx.reference_ops import corrected_ops
 from tc.frontend.onnx.stored_sequences import packed_tensors
 from tc.frontend.onnx.tensors import CODES, STRING_CODE, dtype_of
 from tc.frontend.onnx.values import (
@@ -113,6 +114,8 @@ def _bind_call(
     """Bind a call of the reference; its results by name."""
     text = base64.b64encode(model.SerializeToString()).decode()
     operands = tuple(graph.atom(tensor) for value in args for tensor in _tensors_of(value))
+    infos = (*model.graph.input, *model.graph.output)
+    graph.shared.has_strings |= any(kind_of(info.type)[1] == STRING_CODE for info in infos)
     operation = CallExtern(f"py:{REFERENCE_FUNCTION}", operands, (), tuple(types.values()), (("model", text), *attrs), span=span)
     return dict(zip(types, graph.bind(operation, list(types.values()), list(types), span), strict=True))
 
@@ -419,6 +422,6 @@ def _check_runs(model: Any) -> None:
     from onnx.reference import ReferenceEvaluator
 
     try:
-        ReferenceEvaluator(model)
+        ReferenceEvaluator(model, new_ops=list(corrected_ops()))
     except Exception as error:  # the reference runtime raises its own errors, and whatever numpy does
         raise UnsupportedError(f"ONNX has no reference implementation of it that runs: {error}", code="TC1020") from error

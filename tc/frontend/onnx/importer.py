@@ -107,6 +107,7 @@ class ModelImporter:
         self.random_key: Callable[[], ModelValue] = lambda: constant_value(np.array(0, np.uint64))
         self.attempts = 0  # branches being imported to see whether they can work at all
         self.strings = StringTable()
+        self.has_strings = False  # whether the reference reads or makes strings of the call
         self.reports: dict[str, NodeReport] = {}
         self.definitions: dict[TensorVar, tuple[Call, tuple[TensorVar, ...]]] = {}
         self._folded: dict[TensorVar, np.ndarray | None] = {}

@@ -85,7 +85,7 @@ def _load(shared: ModelImporter, dims: Mapping[str, DimPromise], overridden: Col
         attrs = (*attrs, ("requirements", carried))
     function = importer.builder.function("main", results, attrs)
     files, assumes = importer.shared.model.reader.files, importer.shared.assumes
-    signature = signature_of(inputs.parts, parts, shared.strings)
+    signature = signature_of(inputs.parts, parts, shared.strings, shared.has_strings)
     return Imported(IRModule((function,)), requirements, _reports(importer.shared), files, assumes, inputs.defaults, signature)
 
 

@@ -18,8 +18,10 @@ def corrected_ops() -> tuple[type, ...]:
     from onnx.reference.ops.aionnxml.op_svm_classifier import sigmoid_probability
     from onnx.reference.ops.op_grid_sample import GridSample as KnownGridSample
     from onnx.reference.ops.op_loop import Loop as KnownLoop
+    from onnx.reference.ops.op_scan import Scan as KnownScan
     from onnx.reference.ops.op_sequence_map import SequenceMap as KnownSequenceMap
     from onnx.reference.ops.op_slice import Slice_10 as KnownSlice
+    from onnx.reference.ops.op_string_split import StringSplit as KnownStringSplit
     from onnx.reference.ops.op_unique import Unique as KnownUnique
 
     class Loop(KnownLoop):  # type: ignore[misc]
@@ -46,6 +48,30 @@ def corrected_ops() -> tuple[type, ...]:
             if not stacks:
                 return (*carried, *(_empty_stack(info) for info in self.body.proto_.output[1 + len(init) :]))
             return (*carried, *(np.stack(stack) for stack in zip(*stacks, strict=True)))
+
+    class Scan(KnownScan):  # type: ignore[misc]
+        """Of strings, along all axes, from the back and of no iterations too: ONNX's knows none of these."""
+
+        op_domain = ""
+
+        def __init__(self, onnx_node: Any, run_params: Any) -> None:
+            OpRun.__init__(self, onnx_node, run_params)
+
+        def _run(self, *args: Any, context: Any = None, bindings: Any = None, attributes: Any = None, **_: Any) -> tuple[Any, ...]:
+            count, outputs = self.num_scan_inputs, self.body.proto_.output
+            carried, stacked = list(args[:-count]), outputs[len(args) - count :]
+            ways = zip(args[-count:], self.scan_input_axes or [0] * count, self.scan_input_directions or [0] * count, strict=True)
+            scanned = [np.moveaxis(x, axis, 0)[:: -1 if is_back else 1] for x, axis, is_back in ways]
+            stacks: list[list[np.ndarray]] = []
+            for rows in zip(*scanned, strict=True):
+                items = (np.asarray(row, x.dtype) for row, x in zip(rows, scanned, strict=True))
+                own = dict(zip(self.body.input_names, (*carried, *items), strict=True))
+                results = self._run_body({**(context or {}), **own}, attributes=attributes, bindings=bindings)
+                carried = results[: len(carried)]
+                stacks.append(results[len(carried) :])
+            made = [np.stack(stack) for stack in zip(*stacks, strict=True)] if stacks else [_empty_stack(info) for info in stacked]
+            ways = zip(made, self.scan_output_axes or [0] * len(made), self.scan_output_directions or [0] * len(made), strict=True)
+            return (*carried, *(np.moveaxis(x[:: -1 if is_back else 1], 0, axis) for x, axis, is_back in ways))
 
     class SequenceInsert(OpRun):  # type: ignore[misc]
         """`position` may be the length: ONNX's takes that for 0."""
@@ -104,6 +130,15 @@ def corrected_ops() -> tuple[type, ...]:
             found = np.take(along, places, axis), places, numbers, np.bincount(numbers, minlength=len(order)).astype(np.int64)
             return found[: len(self.onnx_node.output)]
 
+    class StringSplit(KnownStringSplit):  # type: ignore[misc]
+        """Of one string too, which is no vector."""
+
+        op_domain = ""
+
+        def _run(self, x: Any, delimiter: Any = None, maxsplit: Any = None) -> tuple[Any, ...]:
+            parts, counts = super()._run(np.reshape(x, (-1,)), delimiter, maxsplit)
+            return parts.reshape(*x.shape, parts.shape[-1]), counts.reshape(x.shape)
+
     class GridSample(KnownGridSample):  # type: ignore[misc]
         """With cubic interpolation the border stands in for taps outside, as in PyTorch: ONNX's moves the sample to the border."""
 
@@ -154,7 +189,7 @@ def corrected_ops() -> tuple[type, ...]:
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.float32
         return np.zeros((0, *(dim.dim_value for dim in tensor.shape.dim)), dtype)
 
-    return Loop, SequenceInsert, SequenceMap, Optional, Unique, GridSample, Slice, SVMClassifier
+    return Loop, Scan, SequenceInsert, SequenceMap, Optional, Unique, StringSplit, GridSample, Slice, SVMClassifier
 
 
 def coupled_probabilities(pairs: np.ndarray) -> np.ndarray:
