@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,15 +17,13 @@ from onnx import helper, inliner, numpy_helper, version_converter
 from tc.errors import ModelError, QuantizationError, TcError, UnsupportedError
 from tc.frontend.registry import Model, check_model
 from tc.ir.module import IRModule
+from tc.stages import interpret
 
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear takes a scale for each channel."""
 
 NARROW_OPSET = 21
 """The first opset with 16 and 4 bits, and blocks, in QuantizeLinear."""
-
-RESIZE_WITH_PLACES = 11
-"""The first opset whose Resize says where it looks."""
 
 LARGEST_FOLDED_BYTES = 1 << 26
 """A constant that a node computes from constants stays a node if it is larger."""
@@ -84,28 +83,100 @@ def raise_opset(proto: onnx.ModelProto, least: int) -> onnx.ModelProto:
     if found is None:
         raise UnsupportedError("the model imports no operators of ONNX's own: there is nothing to quantize", code="TC5001")
     if found.version < least:
-        has_places = found.version >= RESIZE_WITH_PLACES
+        before = found.version
+        resized = {node.output[0] for node in walk_nodes(proto.graph) if node.op_type == "Resize"}
         try:
             proto = version_converter.convert_version(proto, least)
         except Exception as error:  # the converter raises RuntimeError and others
             why = str(error).splitlines()[0]
             raise UnsupportedError(
-                f"the model's opset is {found.version}, {least} is needed, and onnx cannot convert it: {why}",
+                f"the model's opset is {before}, {least} is needed, and onnx cannot convert it: {why}",
                 code="TC5001",
             ) from error
-        if not has_places:
-            _keep_places(proto.graph)
+        _keep_meaning(proto.graph, before, least, resized)
     proto.ir_version = max(proto.ir_version, _IR_VERSIONS.get(least, 10))
     return proto
 
 
-def _keep_places(graph: onnx.GraphProto) -> None:
-    """Have resizes of old opsets look where they did: the converter leaves that out, and the default is another place."""
-    for node in walk_nodes(graph):
-        if node.op_type == "Resize":
-            for name, value in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", "floor")):
-                if attribute(node, name) is None:
-                    node.attribute.append(helper.make_attribute(name, value))
+def _keep_meaning(graph: onnx.GraphProto, before: int, now: int, resized: Collection[str]) -> None:
+    """Write out what operators meant before, where the converter leaves that out. resized: the results of what was a Resize before."""
+    taken = taken_names(graph)
+
+    def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        new = _NewNodes(taken)
+        match node.op_type:
+            case "Resize" if before < 11:
+                _look_as_before(new, node, _literal_of(graph, node.input[2]), node.output[0] in resized)
+            case "Hardmax" if before < 13:
+                sizes, rows = new.op("Shape", node.input[0]), new.op("Flatten", node.input[0], axis=attribute(node, "axis", 1))
+                new.op("Reshape", new.op("Hardmax", rows, axis=-1), sizes, result=node.output[0])
+            case "GroupNormalization" if before < 21 <= now:
+                _repeat_for_channels(new, node)
+            case _:
+                return [node]
+        return new.nodes
+
+    _rewrite_nodes(graph, rewritten)
+
+
+class _NewNodes:
+    """Nodes in order, whose results have names of their own."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self.taken, self.nodes = taken, list[onnx.NodeProto]()
+
+    def op(self, op_type: str, *inputs: str, result: str = "", **attrs: Any) -> str:
+        """The name of the result."""
+        name = result or fresh_name(f"converted.{op_type}", self.taken)
+        self.nodes.append(helper.make_node(op_type, inputs, [name], **attrs))
+        return name
+
+    def literal(self, value: np.ndarray) -> str:
+        return self.op("Constant", value=numpy_helper.from_array(value))
+
+
+def _look_as_before(new: _NewNodes, node: onnx.NodeProto, scales: np.ndarray | None, may_shrink: bool) -> None:
+    """A resize that looks where it did before opset 11: what is nearest was the last element before a place along an axis that grows, and
+    the first one behind it along an axis that shrinks. The converter leaves that out, and the default is another place."""
+    x, roi, factors = node.input
+    attrs = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    attrs["coordinate_transformation_mode"] = "asymmetric"
+    is_nearest = attribute(node, "mode", b"nearest") == b"nearest"
+    if not (is_nearest and may_shrink and (scales is None or np.any(scales < 1))):
+        new.op("Resize", x, roi, factors, result=node.output[0], nearest_mode="floor", **attrs)
+        return
+    if scales is None or np.any(scales > 1):
+        one = new.literal(np.ones(1, np.float32))
+        x = new.op("Resize", x, roi, new.op("Max", factors, one), nearest_mode="floor", **attrs)
+        factors = new.op("Min", factors, one)
+    new.op("Resize", x, roi, factors, result=node.output[0], nearest_mode="ceil", **attrs)
+
+
+def _repeat_for_channels(new: _NewNodes, node: onnx.NodeProto) -> None:
+    """A normalization of groups with numbers for each channel, where there was one for each group before opset 21."""
+    x, *numbers = node.input
+    attrs = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    groups, second, whole = (new.literal(np.array([number], np.int64)) for number in (attrs["num_groups"], 1, -1))
+    grid = new.op("Concat", groups, new.op("Div", new.op("Shape", x, start=1, end=2), groups), axis=0)
+    repeated = [new.op("Reshape", new.op("Expand", new.op("Unsqueeze", each, second), grid), whole) for each in numbers]
+    new.op(node.op_type, x, *repeated, result=node.output[0], **attrs)
+
+
+def _rewrite_nodes(graph: onnx.GraphProto, rewritten: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> None:
+    """Put what `rewritten` says in the place of each node, those of subgraphs included."""
+    for node in graph.node:
+        for inner in subgraphs(node):
+            _rewrite_nodes(inner, rewritten)
+    _set_nodes(graph, [new for node in graph.node for new in rewritten(node)])
+
+
+def _literal_of(graph: onnx.GraphProto, name: str) -> np.ndarray | None:
+    """The numbers of a value that is a literal of the model."""
+    made = next((node for node in walk_nodes(graph) if name in node.output), None)
+    if made is not None:
+        return _constant_value(made) if made.op_type == "Constant" else None
+    tensor = next((each for each in graph.initializer if each.name == name), None)
+    return None if tensor is None else numpy_helper.to_array(tensor)
 
 
 def opset_of(proto: onnx.ModelProto) -> int:
@@ -208,24 +279,22 @@ def fold_constants(proto: onnx.ModelProto) -> None:
 
 
 def _evaluate(proto: onnx.ModelProto, node: onnx.NodeProto, known: dict[str, onnx.TensorProto]) -> dict[str, np.ndarray] | None:
-    """The node's results by ONNX's reference implementation; None where it fails or they are large."""
+    """The node's results, as the model itself computes them; None where that fails or they are large."""
     names = [name for name in node.output if name]
     read_bytes = sum(len(known[name].raw_data) for name in node.input if name)
     if read_bytes > LARGEST_FOLDED_BYTES:
         return None
     graph = helper.make_graph([node], "constant", [], [helper.make_empty_tensor_value_info(name) for name in names])
     graph.initializer.extend(known[name] for name in dict.fromkeys(node.input) if name)
-    from onnx.reference import ReferenceEvaluator
-
+    single = helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
     try:
-        single = helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
-        values = ReferenceEvaluator(single).run(None, {})
-    except Exception:  # whatever it cannot do stays a node
+        found = interpret(single, {})
+    except TcError:  # whatever it cannot do stays a node
         return None
-    arrays = [np.asarray(value) for value in values]
-    if any(array.dtype == object or array.nbytes > LARGEST_FOLDED_BYTES for array in arrays):
-        return None
-    return dict(zip(names, arrays, strict=True))
+    for value in found.values():
+        if not isinstance(value, np.ndarray) or value.dtype == object or value.nbytes > LARGEST_FOLDED_BYTES:
+            return None
+    return {name: found[name] for name in names}
 
 
 # -- scales and shifts of channels after a convolution

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 import tc
 from tc.errors import ModelError, UnsupportedError, UserError
-from tc.quantization.prepare import opset_of, prepare
+from tc.quantization.prepare import NARROW_OPSET, opset_of, prepare
 from tests.quantization.small_nets import OrtModule, conv_net, feeds_of, floats, make_model, mlp
 
 
@@ -134,6 +134,58 @@ def test_resizes_of_old_opsets_look_where_they_did(rng: np.random.Generator, op:
     model = make_model(nodes, {"x": (1, 3, 5, 6)}, ["y"], weights, opset=opset)
 
     same(model, prepare(model), feeds_of(model, rng)[0])
+
+
+@pytest.mark.parametrize("factors", [(0.5, 0.6), (1.5, 0.6), (0.5, 1)])
+@pytest.mark.parametrize("is_literal", [True, False])
+def test_resizes_of_opset_10_that_shrink_look_where_they_did(
+    rng: np.random.Generator, factors: tuple[float, float], is_literal: bool
+) -> None:
+    """Behind the place, not before it as where an axis grows: they looked elsewhere once converted."""
+    scales = np.array([1, 1, *factors], np.float32)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("Resize", ["c", "s"], ["y"], mode="nearest")]
+    inputs = {"x": (1, 3, 9, 7)} | ({} if is_literal else {"s": (4,)})
+    model = make_model(nodes, inputs, ["y"], {"w": floats(rng, 4, 3, 1, 1)} | ({"s": scales} if is_literal else {}), opset=10)
+
+    prepared = prepare(model)
+
+    resizes = [node for node in prepared.graph.node if node.op_type == "Resize"]
+    assert len(resizes) == (2 if not is_literal or max(factors) > 1 else 1)
+    feed = {"x": floats(rng, 1, 3, 9, 7)} | ({} if is_literal else {"s": scales})
+    same(model, prepared, feed)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_what_went_over_all_axes_from_one_on_still_does(rng: np.random.Generator, op: str) -> None:
+    """onnx converts all of them but Hardmax, which went over one axis then."""
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node(op, ["c"], ["y"], axis=2)]
+    model = make_model(nodes, {"x": (2, 3, 5, 6)}, ["y"], {"w": floats(rng, 4, 3, 3, 3)}, opset=11)
+
+    same(model, prepare(model), feeds_of(model, rng)[0])
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_numbers_of_groups_are_those_of_their_channels(rng: np.random.Generator, opset: int) -> None:
+    """As opset 21 has it, which blocks of weights need: what onnx converts to could not be compiled."""
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("GroupNormalization", ["c", "s", "b"], ["y"], num_groups=2)]
+    weights = {"w": floats(rng, 6, 3, 3, 3), "s": floats(rng, 2), "b": floats(rng, 2)}
+    model = make_model(nodes, {"x": (2, 3, 5, 6)}, ["y"], weights, opset=opset)
+
+    converted = prepare(model, NARROW_OPSET)
+
+    assert opset_of(converted) == NARROW_OPSET
+    same(model, converted, feeds_of(model, rng)[0])
+
+
+def test_constants_are_what_the_model_computes(rng: np.random.Generator) -> None:
+    """Not what onnx's reference does: that of LpNormalization takes 1-norms without absolute values."""
+    nodes = [helper.make_node("LpNormalization", ["k"], ["n"], axis=0, p=1), helper.make_node("MatMul", ["x", "n"], ["y"])]
+    model = make_model(nodes, {"x": (2, 4)}, ["y"], {"k": floats(rng, 4, 3)})
+
+    prepared = prepare(model)
+
+    assert [node.op_type for node in prepared.graph.node] == ["MatMul"]
+    same(model, prepared, feeds_of(model, rng)[0])
 
 
 def test_functions_of_a_model_of_an_old_opset_are_there(rng: np.random.Generator) -> None:
