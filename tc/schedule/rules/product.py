@@ -60,6 +60,13 @@ LEAST_BAND_ROWS = 3
 BAND_BYTES_OF_L2 = 0.4
 """How much of the second-level cache the padded input of one band of rows may take."""
 
+ROWS_TOGETHER_OF_L2, COLUMNS_TOGETHER_OF_L2 = 0.4, 0.12
+"""How much of the second-level cache rows may take that share tiles of columns, where neither all rows nor all columns fit; one tile of
+columns."""
+
+LEAST_ROWS_TOGETHER = 12
+"""Tiles of rows that must share a tile of columns for that to pay: it comes from behind the cache each time."""
+
 PACKED_BYTES_OF_L2 = 0.25
 """The same for rows that are packed: they are read once for each tile of columns, which comes from behind that cache."""
 
@@ -300,7 +307,7 @@ def _by_rows(schedule: Schedule, product: TiledProduct, operands: Operands, tile
     """Rows around tiles of columns, which may be cut in parts around the rows."""
     s, name = schedule, product.name
     apart, columns = _cut_columns_apart(s, product, tiles.columns)
-    around, inside = ([], tiles.rows) if tiles.is_banded else _cut_row_tiles(s, product, tiles.rows, apart)
+    around, inside = ([], tiles.rows) if tiles.is_banded else _cut_row_tiles(s, product, tiles, apart)
     innermost = [*columns, *tiles.band_rows, *inside]
     if columns and inside and not tiles.is_banded and s.choose(name, "innermost", ("rows", "columns"), "rows", ordered=False) == "columns":
         innermost = [*tiles.band_rows, *inside, *columns]
@@ -347,17 +354,37 @@ def _cut_columns_apart(schedule: Schedule, product: TiledProduct, loop: str) -> 
     return [made.around], [made.inside]
 
 
-def _cut_row_tiles(schedule: Schedule, product: TiledProduct, rows: list[str], apart: list[str]) -> tuple[list[str], list[str]]:
-    """Cut the loop over row tiles in two, around and inside the loops over columns; by default all of it is around."""
-    if len(rows) != 1 or is_peeled(schedule, rows[0]):
+def _cut_row_tiles(schedule: Schedule, product: TiledProduct, tiles: Tiles, apart: list[str]) -> tuple[list[str], list[str]]:
+    """Cut the loop over row tiles in two, around and inside the loops over columns; by default those inside share columns that come from
+    behind a cache, all others are around."""
+    rows = tiles.rows
+    count = extent_value(schedule, rows[0]) if len(rows) == 1 else None
+    if count is None:
         return rows, []
-    size = schedule.choose(product.name, "rows_together", divisors(extent_value(schedule, rows[0]) or 1), 1)
+    whole = count - is_peeled(schedule, rows[0])
+    sizes = divisors(count) if whole == count else even_sizes(whole)
+    most = 1 if apart else _row_tiles_together(schedule, product, tiles)
+    size = schedule.choose(product.name, "rows_together", sizes, max(size for size in sizes if size <= most))
     if size > 1:
-        made = cut(schedule, rows[0], size)
+        made = cut_tiles(schedule, rows[0], size)
         return [made.around], [made.inside]
     if apart:  # columns in blocks around all rows: each block is read once for all of them
         return [], rows
     return rows, []
+
+
+def _row_tiles_together(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> int:
+    """How many tiles of rows, which stay in the second-level cache beside a tile of columns, share what is read of the rhs; 1 where all
+    of the lhs or of the rhs stays there, or too few would share."""
+    target, count = product.target, extent_value(schedule, tiles.rows[0]) if len(tiles.rows) == 1 else None
+    products = known_product(schedule, _shared(product), 1)
+    lhs, rhs = product.lhs_bytes // products, product.rhs_bytes // products
+    if count is None or tiles.is_banded or min(lhs, rhs) <= target.l2_bytes // 2:
+        return 1
+    row_tile = max(1, product.lhs_bytes // known_product(schedule, [*_others(product), *tiles.bands, *tiles.band_rows, *tiles.rows], 1))
+    column_tile = rhs // known_product(schedule, [tiles.columns], 8)
+    most = min(int(target.l2_bytes * ROWS_TOGETHER_OF_L2) // row_tile, count // target.cores)
+    return most if most >= LEAST_ROWS_TOGETHER and column_tile <= COLUMNS_TOGETHER_OF_L2 * target.l2_bytes else 1
 
 
 def _prefers_columns(schedule: Schedule, product: TiledProduct, operands: Operands, tiles: Tiles) -> bool:
@@ -389,6 +416,7 @@ def _reads_less_by_columns(schedule: Schedule, product: TiledProduct, tiles: Til
     lhs, rhs = product.lhs_bytes, product.rhs_bytes
     row_tiles = known_product(schedule, tiles.rows, USUAL_PRODUCT // max(1, product.tile.rows))
     column_tiles = known_product(schedule, [tiles.columns], 8)
+    row_tiles = -(-row_tiles // _row_tiles_together(schedule, product, tiles))
     return rhs > near and (0 if lhs <= near else column_tiles * lhs) < row_tiles * rhs
 
 
