@@ -3,6 +3,7 @@
 Models spell it as a dozen operators; the pass `find_attention` puts them together. What stands between the first product and
 the softmax differs from model to model (a scale, masks, a bias, a soft cap), so it is data: `steps`, applied in order. `rounded`: the
 exponentials, at most 1, are rounded to the operands' type for the second product, as a model that spells it out rounds the chances.
+`nan_to_zero`: chances that are NaN, as those of a row that is masked as a whole, are 0, as models write it that torch exports.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import prove
-from tc.ir.expr import Const, Expr, call, cast, const, equal, is_const, select
+from tc.ir.dtype import largest_number
+from tc.ir.expr import Const, Expr, call, cast, const, equal, is_const, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
 from tc.ops.common import (
@@ -140,6 +142,8 @@ def _run(arrays: Arrays, attrs: Attrs) -> np.ndarray:
         if attrs.rounded and powers.size:
             rounded = powers.astype(arrays[2].dtype).astype(powers.dtype)  # type: ignore[union-attr]
             chances = rounded / np.sum(powers, axis=-1, keepdims=True)
+        if attrs.nan_to_zero:
+            chances = np.where(np.isnan(chances), 0, chances).astype(chances.dtype)
         result = chances @ v
     return np.ascontiguousarray(_transposed(result, attrs.out_perm)).astype(arrays[0].dtype)  # type: ignore[union-attr]
 
@@ -178,8 +182,15 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
     masked = te.compute(scores.shape, lambda *axes: _stepped(scores[axes], axes, scores.shape, tensors[3:], attrs), "masked")
     power = "exp_brief" if attrs.rounded else "decay"
     # a NaN that the maximum passes over reaches the sum through its own exponential
-    top = te.reduce("max_number", (*lead, rows), (columns,), lambda *axes: masked[axes], "top")
-    powers = te.compute(scores.shape, lambda *axes: call(power, masked[axes] - top[axes[:-1]]), "powers")
+    most = "max" if attrs.nan_to_zero else "max_number"
+    top = te.reduce(most, (*lead, rows), (columns,), lambda *axes: masked[axes], "top")
+
+    def raised(*axes: Expr) -> Expr:
+        largest = top[axes[:-1]]
+        found = call(power, masked[axes] - largest)
+        return select(_is_finite(largest), found, const(0.0, dtype)) if attrs.nan_to_zero else found  # else all of the row is NaN
+
+    powers = te.compute(scores.shape, raised, "powers")
     total = te.reduce("sum", (*lead, rows), (columns,), lambda *axes: powers[axes], "total")
 
     def share(*axes: Expr) -> Expr:  # without any column the result is a sum of nothing
@@ -200,6 +211,11 @@ def _compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Ten
         return cast(weighted[axes] * inverse[axes[:-1]], types[0].dtype)
 
     return te.compute(types[0].shape, result, "attention")
+
+
+def _is_finite(value: Expr) -> Expr:
+    largest = largest_number(value.dtype)
+    return logical_and(const(-largest, value.dtype) <= value, value <= const(largest, value.dtype))
 
 
 def _shared(axis: Expr, group: int | None) -> Expr:
@@ -242,6 +258,12 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [normal(40, 16), normal(50, 16), normal(50, 16), np.array(scale)], {"steps": ("mul",)}
     yield [normal(2, 3, 4).astype(np.float16), normal(2, 5, 4).astype(np.float16), normal(2, 5, 4).astype(np.float16)], {}
     yield [normal(3, 4), normal(0, 4), normal(0, 2)], {}
+    q, k = normal(2, 20, 8), normal(2, 35, 8)
+    q[0, 3], q[1, 5, 2], k[1, 7] = np.inf, np.nan, 1e30
+    masked = np.where(rng.random((2, 20, 35)) < 0.4, -np.inf, 0).astype(np.float32)
+    masked[0, 1], masked[1, :4] = -np.inf, -np.inf
+    yield [q, k, normal(2, 35, 24), masked], {"steps": ("add",), "nan_to_zero": True}
+    yield [normal(0, 4), normal(3, 4), normal(3, 2)], {"nan_to_zero": True}
 
 
 register(
@@ -250,7 +272,7 @@ register(
         _infer,
         _run,
         _compute,
-        {"steps": (), "q_perm": None, "k_perm": None, "v_perm": None, "out_perm": None, "rounded": False},
+        {"steps": (), "q_perm": None, "k_perm": None, "v_perm": None, "out_perm": None, "rounded": False, "nan_to_zero": False},
         factors=3,
         samples=_samples,
     )

@@ -37,6 +37,8 @@ class Model:
 
     def finish(self, *outputs: str, symbolic: bool = False) -> bytes:
         def dims(name: str, shape: tuple[int, ...]) -> list[object]:
+            if symbolic and name == "mask":
+                return [*shape[:2], "m_2", "n_2"]
             return [f"{'m' if name == 'q' else 'n'}_{d}" if symbolic and d == len(shape) - 2 else n for d, n in enumerate(shape)]
 
         inputs = [
@@ -112,6 +114,39 @@ def test_masks_by_selection_and_rows_without_any_key(fill: float, rows: int) -> 
     model = m.finish(weighed(m, scores))
 
     assert ops_of(model) == ["attention"]
+    check(model, m.arrays)
+
+
+def without_nan(m: Model, chances: str) -> str:
+    """As torch exports what may be masked as a whole."""
+    return m.op("Where", m.op("IsNaN", chances), m.const(0.0), chances)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf"), float("-inf")])
+def test_rows_without_any_key_are_zeros_where_the_model_says_so(bad: float, rows: int, symbolic: bool) -> None:
+    """So are those of which a score is no number, but for what is none of the values."""
+    arrays, rng = qkv(2, 2, rows, 21, 16), np.random.default_rng(3)
+    arrays["q"][0, 1, -1, 2], arrays["k"][1, 0, 5, 3] = bad, bad
+    mask = np.where(rng.random((2, 1, rows, 21)) < 0.4, -np.inf, 0).astype(np.float32)
+    mask[0, :, 0] = -np.inf
+    for value in (1.0, bad):
+        arrays["v"][1, 1, 4, 2] = value
+        m = Model(**arrays, mask=mask)
+        chances = m.op("Softmax", m.op("Add", m.op("Mul", scores_of(m), m.const(0.25)), "mask"), axis=-1)
+        model = m.finish(m.op("MatMul", without_nan(m, chances), "v"), symbolic=symbolic)
+
+        assert ops_of(model) == ["attention"]
+        check(model, m.arrays)
+
+
+def test_chances_that_are_read_elsewhere_are_not_made_twice() -> None:
+    m = Model(**qkv(1, 2, 9, 17, 8))
+    chances = m.op("Softmax", scores_of(m), axis=-1)
+    model = m.finish(m.op("MatMul", without_nan(m, chances), "v"), m.op("Relu", chances))
+
+    assert "attention" not in ops_of(model)
     check(model, m.arrays)
 
 

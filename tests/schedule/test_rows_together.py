@@ -46,6 +46,14 @@ def test_drawn_products_are_those_of_numpy(seed: int) -> None:
     np.testing.assert_allclose(one, a.astype(float) @ np.hstack(list(b)), rtol=0, atol=1e-6 * (4 + depth))
 
 
+def test_there_may_be_no_rows() -> None:
+    a, b = np.zeros((0, 40), np.float32), np.zeros((40, 64), np.float32)
+
+    made = apply_rules(simplify_loops(make_prim_func(OPS["matmul"], [a, b], {})), SMALL)
+
+    assert run(finish_loops(made.func), [a, b])[0].shape == (0, 64)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("images", [1, 3])
 def test_drawn_convolutions_of_pixels_are_those_of_the_reference(images: int, seed: int) -> None:

@@ -131,9 +131,12 @@ def _fitted(operand: Atom, rank: int, lead: tuple[Expr, ...]) -> Atom | None:
 
 
 def _attention(b: GraphBuilder, m: Match) -> Atom | None:
-    """matmul(softmax(scores), v), the softmax over the last axis."""
+    """matmul(softmax(scores), v), the softmax over the last axis; or of its chances with zeros where they are NaN."""
     chances, v = m.call("second").args
     softmax = m.call_of(chances, single_use=True)
+    with_nan = _without_nan(m, softmax)
+    if with_nan is not None:
+        chances, softmax = with_nan, m.call_of(with_nan)
     if softmax is not None and softmax.op == "cast":
         softmax = m.call_of(softmax.args[0], single_use=True)
     if softmax is None or softmax.op != "softmax" or v is None or chances is None:
@@ -155,8 +158,19 @@ def _attention(b: GraphBuilder, m: Match) -> Atom | None:
     steps = tuple(_without_division(b, name, operands) for name, operands in scores.steps)
     terms = tuple(operand for _, operands in steps for operand in operands)
     names = tuple(name for name, _ in steps)
-    found = _call(b, Call("attention", (q, keys, values, *terms), (("steps", names), ("k_perm", swapped))))
+    attrs = (("steps", names), ("k_perm", swapped), *((("nan_to_zero", True),) if with_nan is not None else ()))
+    found = _call(b, Call("attention", (q, keys, values, *terms), attrs))
     return None if found is None else _like(b, m, found)
+
+
+def _without_nan(m: Match, call: Call | None) -> Atom | None:
+    """x when a call is where(isnan(x), 0, x), which is all that reads x."""
+    if call is None or call.op != "where":
+        return None
+    asked, zero, x = call.args
+    test = m.call_of(asked, single_use=True)
+    is_zero = isinstance(zero, TensorConst) and zero.value.size == 1 and not zero.value.any()
+    return x if is_zero and test is not None and test.op == "is_nan" and test.args[0] is x and m.num_uses(x) == 2 else None
 
 
 def _without_division(b: GraphBuilder, name: str, operands: tuple[Atom, ...]) -> tuple[str, tuple[Atom, ...]]:

@@ -116,6 +116,10 @@ class Match:
             return None
         return None if single_use and self._rewriter.is_shared(atom) else binding.value
 
+    def num_uses(self, atom: Atom | None) -> int:
+        """How often a value is used; a result more than twice."""
+        return self._rewriter.num_uses(atom) if self._rewriter is not None and isinstance(atom, TensorVar) else 0
+
     def __getattr__(self, name: str) -> Any:
         try:
             return self.atoms[name]
@@ -230,6 +234,11 @@ class _Rewriter:
         """Whether a value has more than one use, for a rule that asks."""
         self.looked_at[atom] = None
         return self.uses.get(atom, 0) > 1
+
+    def num_uses(self, atom: TensorVar) -> int:
+        """How often a value is used, for a rule that asks. That it does not apply is not asked again if some but not all other uses go."""
+        self.looked_at[atom] = None
+        return self.uses.get(atom, 0)
 
     def _is_declined(self, binding: Binding) -> bool:
         """Whether no rule applied to it before, and all that was looked at is the same."""

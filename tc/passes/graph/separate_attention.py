@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+
 from tc.ir.arith import simplify
 from tc.ir.dtype import DType, bf16, f32
 from tc.ir.expr import Const, Expr, const
@@ -102,7 +104,10 @@ def _products(b: GraphBuilder, m: Match) -> Atom:
     for name in attrs.steps:
         operands, terms = terms[: STEPS[name].operands], terms[STEPS[name].operands :]
         scores = _step(b, name, scores, operands)
-    chances = b.call("narrow", b.call("softmax", scores, axis=-1, span=call.span), dtype=bf16)
+    chances = b.call("softmax", scores, axis=-1, span=call.span)
+    if attrs.nan_to_zero:
+        chances = b.call("where", b.call("is_nan", chances), b.const(np.float32(0)), chances)
+    chances = b.call("narrow", chances, dtype=bf16)
     result = b.call("matmul", together(chances, columns), values, span=call.span)
     return placed(apart(result, width), own["out"])
 

@@ -36,6 +36,9 @@ def _compose(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(inner[axis] for axis in outer)
 
 
+_VIEWS = "reshape|squeeze|unsqueeze|flatten"
+
+
 def _x(b: GraphBuilder, *shape: int) -> Atom:
     return b.param("x", tensor_type(shape, f32))
 
@@ -55,6 +58,19 @@ def _has_perms(m: Match) -> bool:
 
 def _bytes(b: GraphBuilder, *shape: int) -> TensorConst:
     return b.const(np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8))
+
+
+def _transpose_between_views(b: GraphBuilder, m: Match) -> Atom | None:
+    """Leading axes that are one while others change places, and that are the same ones again behind that, need not be one."""
+    shape, joined, outer = (m.type_of(name).shape for name in ("x", "joined", "outer"))
+    lead = len(shape) - len(joined) + 1
+    perm = m.attrs("turned").perm or tuple(reversed(range(len(joined))))
+    if lead < 2 or len(outer) != len(shape) or perm[0] != 0:
+        return None
+    same = zip((joined[1:], outer[:lead]), (shape[lead:], shape[:lead]), strict=True)
+    if not all(equal_shapes(a, c, m.facts) is True for a, c in same):
+        return None
+    return b.call("transpose", m.x, perm=(*range(lead), *(lead - 1 + axis for axis in perm[1:])))
 
 
 def _transpose_quantized(b: GraphBuilder, m: Match) -> Atom:
@@ -169,18 +185,14 @@ GRAPH_RULES = (
     ),
     GraphRule(
         "a reshape to the same shape",
-        op("reshape|squeeze|unsqueeze|flatten", any_("x"), name="view"),
+        op(_VIEWS, any_("x"), name="view"),
         lambda b, m: m.x,
         when=lambda m: _keeps_type(m, "x", "view"),
         example=lambda b: b.call("reshape", _x(b, 2, 3), shape=(2, 3)),
     ),
     GraphRule(
         "a view of a view",
-        op(
-            "reshape|squeeze|unsqueeze|flatten",
-            op("reshape|squeeze|unsqueeze|flatten", any_("x"), name="inner"),
-            name="outer",
-        ),
+        op(_VIEWS, op(_VIEWS, any_("x"), name="inner"), name="outer"),
         lambda b, m: b.call("reshape", m.x, shape=m.type_of("outer").shape),
         example=lambda b: b.call("unsqueeze", b.call("reshape", _x(b, 2, 3), shape=(6,)), axes=(0,)),
     ),
@@ -191,6 +203,14 @@ GRAPH_RULES = (
         when=_has_perms,
         example=lambda b: b.call(
             "transpose", b.call("transpose", _x(b, 2, 3, 4), perm=(1, 2, 0)), perm=(2, 1, 0)
+        ),
+    ),
+    GraphRule(
+        "a transpose between views that join leading axes and divide them again",
+        op("reshape", op("transpose", op(_VIEWS, any_("x"), name="joined"), name="turned"), name="outer"),
+        _transpose_between_views,
+        example=lambda b: b.call(
+            "reshape", b.call("transpose", b.call("reshape", _x(b, 2, 3, 4, 5), shape=(6, 4, 5)), perm=(0, 2, 1)), shape=(2, 3, 5, 4)
         ),
     ),
     GraphRule(

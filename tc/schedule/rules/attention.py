@@ -101,7 +101,7 @@ def find_chain(infos: list[BlockInfo]) -> AttentionChain | None:
     reductions = [info for info in infos if info.reduction_axes]
     if len(reductions) != 4 or any(info.is_opaque or len(info.writes) != 1 for info in infos):
         return None
-    tops = [info for info in reductions if annotation(info.block, "monoid") == "max_number"]
+    tops = [info for info in reductions if annotation(info.block, "monoid") in ("max", "max_number")]
     if len(tops) != 1 or any(annotation(r.block, "monoid") != "sum" for r in reductions if r not in tops):
         return None
     top = tops[0]

@@ -359,7 +359,7 @@ def _cut_row_tiles(schedule: Schedule, product: TiledProduct, tiles: Tiles, apar
     behind a cache, all others are around."""
     rows = tiles.rows
     count = extent_value(schedule, rows[0]) if len(rows) == 1 else None
-    if count is None:
+    if not count:
         return rows, []
     whole = count - is_peeled(schedule, rows[0])
     sizes = divisors(count) if whole == count else even_sizes(whole)
