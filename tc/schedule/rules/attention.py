@@ -32,6 +32,9 @@ FEW_ROWS = 4
 MOST_ROWS = 14
 """Rows of a register tile at most."""
 
+USUAL_ROWS = 8
+"""Those where the number of all rows is symbolic: often a multiple of this, and else few are done twice."""
+
 SHARES = 8
 """Tasks that the work should at least be cut into, so that cores finish together."""
 
@@ -184,7 +187,7 @@ def output_loops(schedule: Schedule, chain: AttentionChain) -> tuple[str | None,
 def choose_rows(rows: int | None, most: int) -> int:
     """Rows of a register tile: few iterations wasted at the end, and more rows rather than fewer."""
     if rows is None:
-        return most
+        return min(USUAL_ROWS, most)
 
     def cost(tile: int) -> float:
         return -(-rows // tile) * tile * (1 + 1.5 / tile)
