@@ -359,9 +359,9 @@ def _cut_row_tiles(schedule: Schedule, product: TiledProduct, tiles: Tiles, apar
     behind a cache, all others are around."""
     rows = tiles.rows
     count = extent_value(schedule, rows[0]) if len(rows) == 1 else None
-    if not count:
+    whole = 0 if count is None else count - is_peeled(schedule, rows[0])
+    if not whole:
         return rows, []
-    whole = count - is_peeled(schedule, rows[0])
     sizes = divisors(count) if whole == count else even_sizes(whole)
     most = 1 if apart else _row_tiles_together(schedule, product, tiles)
     size = schedule.choose(product.name, "rows_together", sizes, max(size for size in sizes if size <= most))
