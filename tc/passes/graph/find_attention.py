@@ -20,13 +20,11 @@ from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.graph.rewrite import GraphRule, Match, any_, op, rewrite_module
-from tc.passes.graph.simplify_graph import GRAPH_RULES
+from tc.passes.graph.simplify_graph import GRAPH_RULES, VIEWS
 from tc.passes.manager import graph_pass
 
 MAX_STEPS = 8
 """Operators looked at between the first product and the softmax."""
-
-VIEWS = ("reshape", "squeeze", "unsqueeze", "flatten")
 
 
 @graph_pass

@@ -36,7 +36,8 @@ def _compose(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(inner[axis] for axis in outer)
 
 
-_VIEWS = "reshape|squeeze|unsqueeze|flatten"
+VIEWS = ("reshape", "squeeze", "unsqueeze", "flatten")
+_VIEWS = "|".join(VIEWS)
 
 
 def _x(b: GraphBuilder, *shape: int) -> Atom:
