@@ -11,7 +11,7 @@ from tc import te
 from tc.errors import ShapeError
 from tc.ir.dtype import DType, bf16, f32, i32
 from tc.ir.expr import Expr, cast, equal
-from tc.ir.graph import Attrs
+from tc.ir.graph import Atom, Attrs, TensorConst
 from tc.ir.types import TensorType
 from tc.ops.common import (
     Arrays,
@@ -181,6 +181,12 @@ def _compute_matmul_integer(tensors: Tensors, attrs: Attrs, types: Sequence[Tens
     return _matmul_stage(lhs, rhs, types[0], i32)
 
 
+def _shifts(operands: Sequence[Atom | None], attrs: Attrs) -> tuple[int, ...]:
+    """The places of zero points, but for those of 0, by which nothing is shifted."""
+    given = [place for place in (2, 3) if place < len(operands)]
+    return tuple(place for place in given if not (isinstance(zero := operands[place], TensorConst) and not zero.value.any()))
+
+
 def _integer_samples(rng: np.random.Generator) -> Iterator[Sample]:
     a, b = rng.integers(0, 255, (3, 4)).astype(np.uint8), rng.integers(-128, 127, (4, 2)).astype(np.int8)
     yield [a, b], {}
@@ -195,7 +201,7 @@ register(
         _run_matmul_integer,
         _compute_matmul_integer,
         aligned=_aligned_batches,
-        data=(2, 3),
+        data=_shifts,
         samples=_integer_samples,
     )
 )

@@ -231,6 +231,7 @@ register(
         _run_quantize,
         _compute_quantize,
         {"axis": 1, "dtype": REQUIRED, "block_size": 0, "saturate": True, "bounded": False},
+        data=lambda operands, attrs: (2,) if attrs.bounded else (),  # else what the zero point is says what is clipped to
         blocked=_blocked("quantize_linear"),
         samples=_samples,
     )
@@ -293,28 +294,33 @@ def _compute_quantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorT
 
 
 def _infer_dequantize_by(types: Types, attrs: Attrs) -> TensorType:
-    """x of integers, parameters f32[2]: scale and zero point, or f32[1]: a scale, the zero point being an attribute, or f32[5]: those of
-    the `quantize_by` that x is of -> f32: (x - zero) * scale."""
-    shape = operand(types, 1, "dequantize_by").static_shape
+    """x of integers, parameters f32[2]: scale and zero point, or f32[5]: those of the `quantize_by` that x is of, or f32[1]: a scale, and
+    the zero point, one of x's type, as the third operand, if it is not 0 -> f32: (x - zero) * scale."""
+    x, shape = operand(types, 0, "dequantize_by"), operand(types, 1, "dequantize_by").static_shape
     _require_packed(types, shape[0] if shape in ((1,), (5,)) else 2, "dequantize_by")
-    return TensorType(operand(types, 0, "dequantize_by").shape, f32)
+    zero = types[2] if len(types) > 2 else None
+    if zero is not None and (shape != (1,) or zero.dtype is not x.dtype or zero.static_shape not in ((), (1,))):
+        raise ShapeError(f"dequantize_by: the zero point is {zero} beside {types[1]}, but must be one {x.dtype} beside f32[1]")
+    return TensorType(x.shape, f32)
 
 
 def _run_dequantize_by(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, parameters = arrays[0], arrays[1]
     assert x is not None and parameters is not None
-    zero = parameters[-1] if len(parameters) > 1 else np.float32(attrs.zero)
+    zero: Any = parameters[-1] if len(parameters) > 1 else np.float32(0)
+    if len(arrays) > 2 and arrays[2] is not None:
+        zero = arrays[2].reshape(()).astype(np.float32)
     return np.asarray((x.astype(np.float32) - zero) * parameters[0])
 
 
 def _compute_dequantize_by(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x, parameters = tensors[0], tensors[1]
     assert x is not None and parameters is not None
-    if parameters.shape == (const(1),):  # in its type, as what quantizes to it says it
-        number = const(attrs.zero, x.dtype)
-        zero = cast(te.compute((), lambda: number, "literal")[()], f32)
-    else:
+    zero: Expr = const(0, f32)
+    if parameters.shape != (const(1),):
         zero = parameters[4 if parameters.shape == (const(5),) else 1]
+    elif len(tensors) > 2 and tensors[2] is not None:  # in its type, as what quantizes to it says it
+        zero = cast(tensors[2][(const(0),) * len(tensors[2].shape)], f32)
     return te.compute(x.shape, lambda *axes: (cast(x[axes], f32) - zero) * parameters[0], "dequantize")
 
 
@@ -327,11 +333,30 @@ def _samples_by(rng: np.random.Generator) -> Any:
 def _dequantize_samples_by(rng: np.random.Generator) -> Any:
     for dtype in (np.uint8, np.int8, np.uint16, np.int32):
         yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3, 7], np.float32)], {}
-        yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3], np.float32)], {"zero": 7}
+        yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3], np.float32)], {}
+        yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3], np.float32), np.array(7, dtype)], {}
+        yield [rng.integers(-100, 100, (3, 4)).astype(dtype), np.array([0.3], np.float32), np.array([9], dtype)], {}
         yield [rng.integers(-100, 100, (3, 4)).astype(dtype), packed_parameters(0.3, 7, u8)], {}
 
 
-register(OpDef("quantize_by", _infer_quantize_by, _run_quantize_by, _compute_quantize_by, {"dtype": REQUIRED}, samples=_samples_by))
 register(
-    OpDef("dequantize_by", _infer_dequantize_by, _run_dequantize_by, _compute_dequantize_by, {"zero": 0}, samples=_dequantize_samples_by)
+    OpDef(
+        "quantize_by",
+        _infer_quantize_by,
+        _run_quantize_by,
+        _compute_quantize_by,
+        {"dtype": REQUIRED},
+        data=lambda operands, attrs: (1,),
+        samples=_samples_by,
+    )
+)
+register(
+    OpDef(
+        "dequantize_by",
+        _infer_dequantize_by,
+        _run_dequantize_by,
+        _compute_dequantize_by,
+        data=lambda operands, attrs: (1, 2),
+        samples=_dequantize_samples_by,
+    )
 )

@@ -21,7 +21,7 @@ import numpy as np
 from tc.errors import ShapeError, UnsupportedError, UserError
 from tc.ir.arith import Facts, prove
 from tc.ir.expr import Expr
-from tc.ir.graph import Attrs, AttrValue
+from tc.ir.graph import Atom, Attrs, AttrValue
 from tc.ir.types import TensorType
 from tc.te import Tensor, narrowed_result
 
@@ -105,7 +105,7 @@ class OpDef:
     factors: how many of the first operands are multiplied with each other, for operators that sum such products; -1: all operands.
     depth: the axes of two factors along which products are added up where both are as long, such as the columns of one matrix and the rows
         of the other; None where there are no such axes.
-    data: places of operands whose numbers, unless they are 0, decide nothing about the code: kernels take constants there as parameters, so
+    data(operands, attrs): places of operands whose numbers decide nothing about the code: kernels take constants there as parameters, so
         that those that differ in nothing else are one.
     is_interpreted: whether `reference` runs the loops in an interpreter, so that folding much of it would take long.
     apart: whether its kernel is its own: it is fused with no other operator.
@@ -129,7 +129,7 @@ class OpDef:
     periodic: bool = False
     factors: int = 0
     depth: tuple[int, int] | None = None
-    data: tuple[int, ...] = ()
+    data: Callable[[Sequence[Atom | None], Attrs], tuple[int, ...]] = lambda operands, attrs: ()
     is_interpreted: bool = False
     apart: bool = False
     imported_as: str | None = None

@@ -203,7 +203,8 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs, kind: D
     static_out = int(n_out) if is_const(n_out) else n_out
     place = source_place(cast(axis, kind), n_in, static_out, scale, attrs.coordinate_mode, to_float)
     if attrs.mode == "nearest":
-        return [(_clamped(cast(nearest(place, attrs.nearest_mode, scale), i64), n_in), None)]
+        chosen = cast(nearest(place, attrs.nearest_mode, scale), i64)
+        return [(_clamped(select(_keeps(n_in, n_out, scale), axis, chosen) if isinstance(scale, Expr) else chosen, n_in), None)]
     base_float = call("floor", place)
     t = place - base_float
     base = cast(base_float, i64)
@@ -213,6 +214,11 @@ def _taps(axis: Expr, n_in: Expr, n_out: Expr, scale: Any, attrs: Attrs, kind: D
         (_clamped(base + k, n_in), weight)
         for k, weight in zip(range(-1, 3), cubic_weights(t, attrs.cubic_coeff_a), strict=True)
     ]
+
+
+def _keeps(n_in: Expr, n_out: Expr, scale: Expr) -> Expr:
+    """Whether an axis whose scale is data keeps its size: then it stays as it is, whatever the mode of coordinates."""
+    return logical_and(equal(scale, 1.0), equal(n_in, n_out))
 
 
 def _tables(
@@ -273,12 +279,11 @@ def _compute_resize(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
                     value = cast(value, kind) * weight
                 total = value if total is None else total + value
             assert total is not None
-            if not isinstance(scale, Expr):
+            if not isinstance(scale, Expr) or attrs.mode == "nearest":  # which the place of the nearest says: one element is read
                 return total
             n_in, at = x.shape[axis], axes[axis]
-            same = logical_and(equal(scale, 1.0), equal(n_in, types[0].shape[axis]))  # an axis that keeps its size stays as it is
             own: Expr = x[(*axes[:axis], _clamped(at, n_in), *axes[axis + 1 :])]
-            return select(same, cast(own, total.dtype), total)
+            return select(_keeps(n_in, types[0].shape[axis], scale), cast(own, total.dtype), total)
 
         result = te.compute(shape, body, f"resize{axis}")
     if result.dtype != dtype:

@@ -310,7 +310,7 @@ def blocked_conv(types: Types, attrs: Attrs, block: int, op: str) -> BlockedForm
         "in_block": 0 if plain else FEW_CHANNELS if few else block,
     }
     if is_integer:
-        own["fill"] = attrs.fill
+        own["fill"] = attrs.fill if any(own["pads"]) else 0  # convolutions that have nothing around them are equal
     elif attrs.dtype:
         own["dtype"] = attrs.dtype
     image = Form.PLAIN if plain else Form.FEW if few else Form.CHANNELS

@@ -11,13 +11,17 @@ import pytest
 from onnx.parser import parse_model
 
 import tc
+from tc.frontend.registry import import_model
 from tc.ir.dtype import DType, f32, i8, int_range, u8, u16
 from tc.ir.graph import Atom
 from tc.ir.module import IRModule
+from tc.ir.structural import structural_hash
 from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.passes import pipeline
+from tc.passes.lower import primitive_calls
 from tc.passes.manager import parse_pipeline
+from tc.target import native_target
 from tests.frontend.models import run_onnxruntime
 from tests.passes.test_share_scales import values
 
@@ -168,3 +172,30 @@ def test_a_saved_module_knows_the_literals_of_each_call(tmp_path: Path, rng: np.
     assert [(kernel.name, kernel.calls) for kernel in module.report().kernels] == [("mul", 3), ("cumsum", 3)]
     for made in (module, tc.load(f"{tmp_path}/module.so")):
         np.testing.assert_array_equal(np.asarray(made(given)), expected)
+
+
+@pytest.mark.parametrize("layer", [
+    "m# = Conv (x#, w#)",  # nothing is around the image, so no number is
+    "u# = Conv (x#, w#) v# = QuantizeLinear (u#, s, a#) n# = DequantizeLinear (v#, s, a#) m# = Add (n#, x#)",  # by the steps of either
+    "u# = Conv (x#, w#) v# = QuantizeLinear (u#, s, a#) n# = DequantizeLinear (v#, s, a#) m# = Add (n#, y)",
+], ids=["convolution", "residual", "sum"])  # fmt: skip
+def test_layers_of_other_zero_points_are_lowered_once(layer: str, rng: np.random.Generator) -> None:
+    points, count = rng.permutation(np.arange(1, 255)), 5
+    constants, lines = [], []
+    for k in range(count):
+        constants += [f"uint8 z{k} = {{{points[k]}}}", f"uint8 a{k} = {{{points[-1 - k]}}}"]
+        constants.append(f"int8[64, 64, 1, 1] k{k} = {{{', '.join(map(str, rng.integers(-127, 128, 4096)))}}}")
+        lines.append(f"x{k} = DequantizeLinear (q{k}, s, z{k})  w{k} = DequantizeLinear (k{k}, t, zero)  {layer.replace('#', str(k))}")
+        lines.append(f"q{k + 1} = QuantizeLinear (m{k}, s, {f'z{k + 1}' if k + 1 < count else 'last'})")
+    heads = ", ".join(("float s = {0.0625}", "float t = {0.002}", "int8 zero = {0}", "uint8 last = {3}", *constants))
+    header = '<ir_version: 8, opset_import: ["" : 18]>'
+    ends = "(float[1, 64, 8, 8] x, float[1, 64, 8, 8] y) => (uint8[1, 64, 8, 8] d)"
+    model = parse_model(f"{header} g {ends} <{heads}> {{ q0 = QuantizeLinear (x, s, z0) {' '.join(lines)} d = Identity (q{count}) }}")
+    arrays = {name: rng.standard_normal((1, 64, 8, 8), np.float32) * 4 for name in "xy"}
+
+    fused = pipeline.fuse_model(pipeline.lay_out(pipeline.prepare_model(import_model(model), native_target())))
+    names = {structural_hash(func): func.name for _, func in primitive_calls(fused.graph)}.values()
+
+    assert sum("conv" in name for name in names) <= 3  # the first, those between, and the last
+    (expected,) = run_onnxruntime(model, arrays)
+    np.testing.assert_array_equal(tc.compile(model, threads=1).run(arrays)["d"], expected)

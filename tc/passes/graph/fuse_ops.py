@@ -35,7 +35,7 @@ from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import DimFact, FunctionType, TensorType
-from tc.ops.build import operand_types
+from tc.ops.build import full_attrs, operand_types
 from tc.ops.registry import current_facts, get_op, inference
 from tc.passes.graph.fusion_kind import (
     MANY,
@@ -548,26 +548,31 @@ def _size_bytes(atom: Atom) -> int:
     return type_.dtype.size_bytes * prod(int(dim.value) if isinstance(dim, Const) else MANY for dim in type_.shape)
 
 
+def _data_places(call: Call | CallTir) -> tuple[int, ...]:
+    """The places of operands whose numbers decide nothing about the code."""
+    return get_op(call.op).data(call.args, full_attrs(call)) if isinstance(call, Call) else ()
+
+
 def _outline(group: list[_Node], facts: tuple[DimFact, ...], work: _Work) -> Binding:
     """A primitive function of the group's bindings, and the binding that calls it."""
     last = group[-1].binding
     targets = last.targets
     inside = {target for node in group for target in node.binding.targets}
+    calls = [node.binding.value for node in group if isinstance(node.binding.value, (Call, CallTir))]
+    data = {call: _data_places(call) for call in calls}
+    literals = {arg for call in calls for place, arg in enumerate(call.args) if place not in data[call]}
     params: dict[tuple[Atom, int | None], TensorVar] = {}  # data by its place, too: two numbers may be the same one by chance
 
     def localize(arg: Atom | None, place: int | None) -> Atom | None:
         if arg is None or arg in inside:
             return arg
-        if isinstance(arg, TensorConst) and arg.value.size == 1 and (place is None or not arg.value.any()):
+        if isinstance(arg, TensorConst) and arg.value.size == 1 and (place is None or arg in literals):
             return arg
         return params.setdefault((arg, place), TensorVar(getattr(arg, "name", "") or "c", arg.type))
 
     bindings, ops = [], []
-    for node in group:
-        call = node.binding.value
-        assert isinstance(call, (Call, CallTir))
-        data = get_op(call.op).data if isinstance(call, Call) else ()
-        args = tuple(localize(arg, place if place in data else None) for place, arg in enumerate(call.args))
+    for node, call in zip(group, calls, strict=True):
+        args = tuple(localize(arg, place if place in data[call] else None) for place, arg in enumerate(call.args))
         bindings.append(replace(node.binding, value=replace(call, args=args)))
         ops.append(call.op.rpartition("::")[2] if isinstance(call, Call) else call.callee)
     name = work.names.fresh("_".join(ops)[:48])

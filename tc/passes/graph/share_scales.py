@@ -60,8 +60,8 @@ def _dequantize(b: GraphBuilder, m: Match) -> Atom | None:
     span = m.call("dequantize").span
     if (parameters := _undone(m, found)) is not None:
         return b.call("dequantize_by", found.value, parameters, span=span)
-    if _undoes_literals(m, found):
-        return b.call("dequantize_by", found.value, b.const(np.array([found.scale], np.float32)), zero=int(found.zero), span=span)
+    if (quantize := _undone_literals(m, found)) is not None:
+        return b.call("dequantize_by", found.value, b.const(np.array([found.scale], np.float32)), *quantize.args[2:], span=span)
     return b.call("dequantize_by", found.value, b.const(np.array([found.scale, found.zero], np.float32)), span=span)
 
 
@@ -74,13 +74,14 @@ def _undone(m: Match, found: Quantized) -> TensorConst | None:
     return call.args[1] if parameters[0] == found.scale and parameters[4] == found.zero else None
 
 
-def _undoes_literals(m: Match, found: Quantized) -> bool:
-    """Whether what is dequantized was quantized to a zero point that stays a literal: the same here, it is neither added nor subtracted."""
+def _undone_literals(m: Match, found: Quantized) -> Call | None:
+    """What quantizes to a zero point that stays as it is: from one place here, too, it is neither added nor subtracted."""
     call = m.call_of(found.value)
     if call is None or call.op != "quantize_linear":
-        return False
+        return None
     to = quantized_to(call, found.value)
-    return to is not None and to.axis is None and to.zero == found.zero and not _becomes_data(m, call, to)
+    is_same = to is not None and to.axis is None and to.zero == found.zero and not _becomes_data(m, call, to)
+    return call if is_same else None
 
 
 def _scale(b: GraphBuilder, m: Match) -> Atom:

@@ -104,6 +104,7 @@ def row_form(call: Call, form: BlockedForm) -> BlockedForm | None:
     top, left, bottom, right = pads
     right += (channels // FEW_CHANNELS - kernel) * dilations[1]
     rows = RowForm(((top, bottom), (left, right)), own.get("fill", 0), kernel, strides[1], dilations[1], channels)
+    own |= {"fill": 0} if "fill" in own else {}
     own |= {"strides": (strides[0], 1), "pads": (0, 0, 0, 0), "dilations": (dilations[0], 1), "in_channels": channels, "in_block": channels}
     operands = (Form.ROWS, Form.GROUPED, Form.OUTPUTS)[: len(form.operands)]
     return BlockedForm(form.op, tuple(own.items()), operands, rows=rows)
