@@ -76,6 +76,21 @@ def test_scales_that_are_data_say_how_many_elements_count(scales: list[float]) -
     np.testing.assert_allclose(*compiled(model).run(feed).values(), expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("scales", [[1, 1, 1, 1, 1], [0.6, 0.6, 1, 1.5, 2], [2, 1, 2.4, 1, 1]])
+def test_the_nearest_of_many_axes_is_one_element_read(scales: list[float]) -> None:
+    """Each axis had two, for the case that it stays as it is: 32 of them in checks that were nested too deeply to be compiled."""
+    model = make_model(
+        [node("Resize", "x - s", "y", mode="nearest", coordinate_transformation_mode="pytorch_half_pixel", nearest_mode="floor")],
+        {"x": (np.float32, list("abcde")), "s": (np.float32, [5])},
+        ["y"],
+        opset=18,
+    )
+    feed = {"x": np.random.default_rng(0).standard_normal((3, 4, 5, 2, 3)).astype(np.float32), "s": np.array(scales, np.float32)}
+    (expected,) = run_onnxruntime(model, feed)
+
+    np.testing.assert_array_equal(*compiled(model).run(feed).values(), expected)
+
+
 def test_bytes_that_shrink_stay_bytes() -> None:
     model, _ = resize({"mode": "cubic", "antialias": 1}, True, 12, 12, 5, 7, np.uint8)
     x = np.random.default_rng(0).integers(0, 2, (1, 2, 12, 12)).astype(np.uint8) * np.uint8(255)
