@@ -204,6 +204,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[TcError], str]] = {
     "tensor of 2^40 elements": (lambda: with_tensor(raw([1 << 40], b"")), LimitError, "the limit is"),
     "fill of 2^40 elements": (lambda: big([1 << 20, 1 << 20]), LimitError, "the_y: .*the limit is"),
     "overflowing dims": (lambda: big([1 << 62, 1 << 62]), LimitError, "the limit is"),
+    "tensor of overflowing dims and no elements": (lambda: with_tensor(raw([1 << 40, 1 << 40, 0], b"")), LimitError, "holds nothing, but"),
+    "fill of overflowing dims and no elements": (lambda: big([1 << 40, 1 << 40, 0]), LimitError, "holds nothing, but"),
     "input of 2^40 elements": (
         lambda: make_model([node("Relu", "x", "y")], {"x": (F32, [1 << 40])}, ["y"]),
         LimitError,

@@ -144,3 +144,14 @@ def test_no_memory_for_a_result_is_a_limit() -> None:
 
     with pytest.raises(LimitError, match="out of memory"):
         one_dim(np.ones(1, np.float32), np.array([2**50]))
+
+
+def test_a_shape_that_no_array_has_is_told_by_short_calls() -> None:
+    """An error of numpy."""
+    module = tc.compile(make_model([node("ConstantOfShape", "s", "y")], {"s": (np.int64, [3])}, ["y"]))
+    assert module(np.array([2, 0, 3])).shape == (2, 0, 3)
+
+    for _ in range(2):
+        with pytest.raises(LimitError, match=r"the shape \(0, 1099511627776, 1099511627776\), of which there are no arrays"):
+            module(np.array([0, 2**40, 2**40]))
+    assert module(np.array([2, 1, 3])).shape == (2, 1, 3)

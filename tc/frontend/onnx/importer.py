@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ from tc.frontend.onnx.reading import (
 )
 from tc.frontend.onnx.size_elements import Elements, SizeRatio, array_of_elements, elements_of_array, is_constant
 from tc.frontend.onnx.strings import as_strings, take_numbers
-from tc.frontend.onnx.tensors import CODES, STRING_CODE, dtype_of, read_strings
+from tc.frontend.onnx.tensors import CODES, STRING_CODE, check_bytes, dtype_of, read_strings
 from tc.frontend.onnx.values import (
     AnyValue,
     ModelValue,
@@ -67,7 +66,6 @@ from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.folding import FoldBudget
 from tc.ops.registry import Requirement, get_op
 
-MAX_TENSOR_BYTES = 1 << 37
 _FOLD_LIMIT = 1 << 16
 _MAX_NESTING = 24
 _IMPORTED_AGAIN = {"functions": (4_000, 64), "bodies": (4_000, 1024)}
@@ -549,11 +547,8 @@ def check_declared_dtype(info: Any, value: AnyValue | None, what: str) -> None:
 def check_size(type_: Any, what: str, span: Span | None) -> None:
     """LimitError for a tensor of known size that no machine holds."""
     shape = type_.static_shape if isinstance(type_, TensorType) else None
-    if shape is None:
-        return
-    size = prod(shape) * type_.dtype.size_bytes
-    if size > MAX_TENSOR_BYTES:
-        raise LimitError(f"{what}: the result {type_} would take {size} bytes; the limit is {MAX_TENSOR_BYTES}", span, code="TC1060")
+    if shape is not None:
+        check_bytes(shape, type_.dtype, lambda: f"{what}: the result {type_}", span)
 
 
 def _tensor_type(var: TensorVar) -> TensorType:

@@ -8,6 +8,7 @@ say: the node then becomes an operator on data like any other.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -259,6 +260,11 @@ def _shape(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts:
     return [make_elements(dims, (len(dims),))]
 
 
+def _may_be_listed(shape: Sequence[int]) -> bool:
+    """Whether elements of a tensor are few enough to be listed; one of none may still have dims that no array has."""
+    return math.prod(max(dim, 1) for dim in shape) <= MAX_ELEMENTS
+
+
 @rule("Size")
 def _size(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     assert operands[0] is not None
@@ -273,7 +279,7 @@ def _constant_of_shape(node: NodeAttributes, operands: Sequence[ShapeOperand | N
     shape = _ints(operands[0])
     value = node.attr("value")
     fill = elements_of_array(np.zeros(1, np.float32) if value is None else value)
-    if shape is None or fill is None or any(n < 0 for n in shape) or np.prod(shape, dtype=object) > MAX_ELEMENTS:
+    if shape is None or fill is None or any(n < 0 for n in shape) or not _may_be_listed(shape):
         return None
     return [np.broadcast_to(fill.reshape(()), shape).copy()]
 
@@ -424,7 +430,7 @@ def _transpose(node: NodeAttributes, operands: Sequence[ShapeOperand | None], fa
 @rule("Expand")
 def _expand(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: Facts) -> list[Elements] | None:
     known, shape = _known(operands, 1), _ints(operands[1])
-    if known is None or shape is None or np.prod(shape, dtype=object) > MAX_ELEMENTS:
+    if known is None or shape is None or not _may_be_listed(shape):
         return None
     try:
         return [np.broadcast_to(known[0], np.broadcast_shapes(known[0].shape, tuple(shape))).copy()]
@@ -438,9 +444,11 @@ def _tile(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts: 
     if known is None or repeats is None or len(repeats) != known[0].ndim:
         return None
     shape = [dim * repeat for dim, repeat in zip(known[0].shape, repeats, strict=True)]
+    if not _may_be_listed(shape):
+        return None
     if min(shape, default=1) == 0:  # numpy repeats axis by axis, whatever becomes of the result
         return [np.empty(shape, object)]
-    return [np.tile(known[0], repeats)] if np.prod(shape, dtype=object) <= MAX_ELEMENTS else None
+    return [np.tile(known[0], repeats)]
 
 
 @rule("ScatterND")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,13 @@ from tc.errors import LimitError, ModelError, UnsupportedError
 from tc.frontend.formats import is_lfs_pointer
 from tc.ir import dtype as dtypes
 from tc.ir.dtype import DType, unpack
+from tc.ir.node import Span
 
 if TYPE_CHECKING:
     from onnx import SparseTensorProto, TensorProto
 
 MAX_TENSOR_BYTES = 1 << 37
+MAX_SPANNED_BYTES = (1 << 63) - 1  # by an array of numpy, dims of 0 counting as 1
 # A sparse tensor becomes a dense one, which may be so large, or so many times as large as what the file holds.
 _SPARSE_FLOOR_BYTES = 256 << 20
 _SPARSE_GROWTH = 64
@@ -237,13 +239,18 @@ def _num_elements(shape: tuple[int, ...], dtype: DType, what: str) -> int:
         if dim < 0:
             raise ModelError(f"{what} has the shape {list(shape)}: a dim is negative", code="TC1006")
         count *= dim
-    if dtype.bytes_of(count) > MAX_TENSOR_BYTES:
-        raise LimitError(
-            f"{what} of type {dtype} and shape {list(shape)} would take {dtype.bytes_of(count)} bytes; "
-            f"the limit is {MAX_TENSOR_BYTES}",
-            code="TC1060",
-        )
+    check_bytes(shape, dtype, lambda: f"{what} of type {dtype} and shape {list(shape)}")
     return count
+
+
+def check_bytes(shape: Sequence[int], dtype: DType, what: Callable[[], str], span: Span | None = None) -> None:
+    """LimitError for a tensor that no machine holds, and for one of no elements whose other dims are more than an array may have: they
+    are measured as if those of 0 were 1."""
+    size = dtype.bytes_of(math.prod(shape))
+    if size > MAX_TENSOR_BYTES:
+        raise LimitError(f"{what()} would take {size} bytes; the limit is {MAX_TENSOR_BYTES}", span, code="TC1060")
+    if math.prod(max(dim, 1) for dim in shape) * dtype.numpy.itemsize > MAX_SPANNED_BYTES:
+        raise LimitError(f"{what()} holds nothing, but there are no arrays of dims so large", span, code="TC1060")
 
 
 def _from_fields(tensor: TensorProto, dtype: DType, count: int, what: str) -> np.ndarray:
