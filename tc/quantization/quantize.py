@@ -191,9 +191,9 @@ def _checked(
     described = describe_hardware(hardware, chosen)
     compile_ = partial(_compile, target=chosen, dims=checked_dims(dims))
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else "model"
-    seconds = parse_budget(budget) if trials is None else None
+    allowed, most = parse_budget(budget), None if trials is None else int(trials)
+    seconds = allowed if most is None else None
     measured = described.describes(chosen) and chosen.device is None
-    most = None if trials is None else int(trials)
     return _Request(str(name), metric, described, measured, tuple(keep), compile_, seconds, most, int(seed), callback or (lambda _: None))
 
 
@@ -304,8 +304,8 @@ class _Static:
     def _measure(
         self, trials: list[Trial], topology: Topology, scales: Scales, quality_of: Callable[[Predict], Quality]
     ) -> tuple[tuple[FrontPoint, ...], bool]:
-        """What is worth it, written, compiled, compared with f32 and timed in turns; fastest first. False beside it where Ctrl-C ended
-        that: not all are there then, and none is timed."""
+        """What is worth it, written, compiled, timed in turns and compared with f32; fastest first. False beside it where Ctrl-C ended
+        that: not all are there then, or none is timed."""
         chosen = list(worth_measuring(topology, trials, MEASURED))
         compiled: list[tuple[onnx.ModelProto, CompiledModule]] = []
         times: Sequence[ModelTime | None] = []
@@ -322,12 +322,18 @@ class _Static:
                 raise
             is_whole, chosen = False, chosen[: len(compiled)]
         times = times or [None] * len(chosen)
-        points = []
-        for trial, (proto, module), time in zip(chosen, compiled, times, strict=True):
-            quality, label = quality_of(module.run), label_of(topology, trial.strategy)
-            quality = dataclasses.replace(quality, worst=max(quality.worst, trial.quality.worst))  # what is rare needs all inputs to show
-            point = FrontPoint(label, trial.strategy, proto, quality, trial.predicted)
-            points.append(point if time is None else dataclasses.replace(point, seconds=time.seconds, ratio=time.ratio.median))
+        points: list[FrontPoint] = []
+        try:
+            for trial, (proto, module), time in zip(chosen, compiled, times, strict=True):
+                quality, label = quality_of(module.run), label_of(topology, trial.strategy)
+                worst = max(quality.worst, trial.quality.worst)  # what is rare needs all inputs to show
+                quality = dataclasses.replace(quality, worst=worst)
+                point = FrontPoint(label, trial.strategy, proto, quality, trial.predicted)
+                points.append(point if time is None else dataclasses.replace(point, seconds=time.seconds, ratio=time.ratio.median))
+        except KeyboardInterrupt:
+            if not points:
+                raise
+            is_whole = False
         return tuple(sorted(points, key=lambda p: (p.cost, p.quality.loss))), is_whole
 
 

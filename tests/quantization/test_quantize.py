@@ -325,7 +325,7 @@ def test_the_front_is_checked_on_other_inputs(count: int) -> None:
     ("options", "words"),
     [
         ({"trials": 0}, "trials is 0"), ({"seed": -1}, "seed is -1"), ({"budget": "soon"}, "budget: 'soon'"),
-        ({"search": "luck"}, "search is 'luck'"),
+        ({"budget": "soon", "trials": 3}, "budget: 'soon'"), ({"search": "luck"}, "search is 'luck'"),
         ({"callback": 3}, "callback is a int"), ({"dims": {"m": 3}}, "no symbolic dim 'm'"),
     ],
 )  # fmt: skip
@@ -373,6 +373,31 @@ def test_ctrl_c_while_the_front_is_measured_leaves_what_is_there(
     found = tc.quantize(model, feeds, trials=6, threads=1)
 
     assert found.ended == "interrupted" and found.points and all(math.isnan(point.ratio) for point in found.points)
+    assert OrtModule(found.model).run(feeds[0])
+
+
+def test_ctrl_c_while_points_are_compared_leaves_those_that_were(
+    model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search was lost, where a metric on many inputs takes longest."""
+    left = [math.inf]
+
+    def measured(modules: list[object], *_: object) -> list[None]:
+        left[0] = 1
+        return [None] * len(modules)
+
+    def metric(predict: Any) -> float:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return float(-np.square(predict(feeds[0])["y"]).mean())
+
+    monkeypatch.setattr(quantize_module, "measure_in_turns", measured)
+    monkeypatch.setattr(quantize_module._Static, "_latency", lambda *_: Flat())
+
+    found = tc.quantize(model, feeds, metric=metric, trials=6, threads=1)
+
+    assert found.ended == "interrupted" and len(found.points) == 1
     assert OrtModule(found.model).run(feeds[0])
 
 
