@@ -64,7 +64,7 @@ def _rewrite(
         content, position = _skip(data, position, end, wire_type)
         if wire_type != _BYTES:
             continue
-        if number in known:
+        if number in known and position - content >= _MIN_BYTES:  # what is smaller holds nothing large
             inner = list(_rewrite(data, content, position, known[number], location, depth + 1))
             if len(inner) == 1 and len(inner[0]) == position - content:
                 continue  # nothing was cut out
