@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tc.errors import VerifyError
+from tc.ir.arith import prove
 from tc.ir.box_copies import Arrive, AwaitPhase, AwaitProducts, BeginProducts, CommitProducts, CopyBox, SetUpBarrier
 from tc.ir.coverage import first_uncovered
 from tc.ir.dtype import bool_, f32, f64, i64, u32, u64
@@ -25,6 +26,7 @@ from tc.ir.expr import (
     Or,
     Select,
     Var,
+    equal,
     result_of_call,
 )
 from tc.ir.graph import (
@@ -64,9 +66,9 @@ from tc.ir.loop import (
 )
 from tc.ir.loop import If as LoopIf
 from tc.ir.module import IRModule
-from tc.ir.node import Node, children, walk
+from tc.ir.node import Node, children, substitute, walk
 from tc.ir.printer import print_ir
-from tc.ir.types import FunctionType, TensorType, TupleType, Type
+from tc.ir.types import FunctionType, TensorType, TupleType, Type, product
 from tc.ir.uses import reads_memory
 from tc.ir.verify_boxes import box_complaint, element_operands
 from tc.ir.verify_launch import first_launch_complaint
@@ -551,10 +553,18 @@ class _GraphVerifier:
             )
         if len(callee.dims) != len(call.dims):
             raise self.fail(f"{call.callee} takes {len(callee.dims)} dims, found {len(call.dims)}")
+        dims = dict(zip(callee.dims, call.dims, strict=True))
         for buffer, atom in zip(callee.buffers, (*call.args, *binding.targets), strict=True):
             type_ = atom.type
-            if not isinstance(type_, TensorType) or type_.dtype is not buffer.dtype or type_.rank != len(buffer.shape):
+            if not isinstance(type_, TensorType) or type_.dtype is not buffer.dtype or not _is_same_memory(type_, buffer, dims):
                 raise self.fail(f"{call.callee} takes {buffer}, found {type_}")
+
+
+def _is_same_memory(type_: TensorType, buffer: Buffer, dims: Mapping[Expr, Expr]) -> bool:
+    """Whether a parameter has as many dims as the tensor that it is given, or, where dims were merged, as many elements."""
+    if type_.rank == len(buffer.shape):
+        return True
+    return buffer.strides is None and prove(equal(substitute(product(buffer.shape), dims), product(type_.shape))) is True
 
 
 def _may_bind(value: Node) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 import tc
 import tc.codegen.kernels
-from tc.check.compare import difference, verify_kernels
+from tc.check.compare import difference, run_kernel, verify_kernels
 from tc.errors import VerifyError
 from tc.ir.dtype import bool_, f32, i32
 from tc.ir.expr import Max, Min, Var, equal
@@ -87,6 +87,22 @@ def test_a_kernel_that_nodes_share_gets_what_they_differ_in() -> None:
     module = tc.compile(make_model(nodes, {"x": (np.float32, ["n", 4])}, ["d"], {"w": w}), verify="always")
 
     assert len(module.report().kernels) < len(nodes)
+
+
+def test_kernels_whose_dims_are_merged_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # "layer_norm takes x: f32[b * s, 64], found f32[b, s, 64]": a kernel has one dim where neighbours lie without gaps.
+    module = parse_module("""
+@graph
+def main(x: f32[b, s, 64], scale: f32[64], shift: f32[64]):
+    y: f32[b, s, 64] = layer_norm(x, scale, shift)
+    return y
+""")
+
+    tc.compile(module, verify="always")
+
+    monkeypatch.setattr("tc.check.compare.run_kernel", lambda *given: [array + 1 for array in run_kernel(*given)])
+    with pytest.raises(VerifyError, match="the largest error is"):
+        tc.compile(module, verify="always")
 
 
 def test_a_model_without_a_suitable_input_is_not_called_wrong() -> None:
