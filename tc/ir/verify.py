@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tc.errors import VerifyError
 from tc.ir.arith import prove
@@ -553,14 +553,14 @@ class _GraphVerifier:
             )
         if len(callee.dims) != len(call.dims):
             raise self.fail(f"{call.callee} takes {len(callee.dims)} dims, found {len(call.dims)}")
-        dims = dict(zip(callee.dims, call.dims, strict=True))
+        dims: dict[Node, Node] = dict(zip(callee.dims, call.dims, strict=True))
         for buffer, atom in zip(callee.buffers, (*call.args, *binding.targets), strict=True):
             type_ = atom.type
             if not isinstance(type_, TensorType) or type_.dtype is not buffer.dtype or not _is_same_memory(type_, buffer, dims):
                 raise self.fail(f"{call.callee} takes {buffer}, found {type_}")
 
 
-def _is_same_memory(type_: TensorType, buffer: Buffer, dims: Mapping[Expr, Expr]) -> bool:
+def _is_same_memory(type_: TensorType, buffer: Buffer, dims: dict[Node, Node]) -> bool:
     """Whether a parameter has as many dims as the tensor that it is given, or, where dims were merged, as many elements."""
     if type_.rank == len(buffer.shape):
         return True
