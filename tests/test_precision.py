@@ -103,6 +103,7 @@ def test_a_cached_and_a_saved_module_know_their_precision(tmp_path) -> None:
         ("mixed:0", [inputs_of()], "must be a finite number above 0"),
         ("mixed:-1e-2", [inputs_of()], "must be a finite number above 0"),
         ("mixed:nan", [inputs_of()], "must be a finite number above 0"),
+        ("mixed:much", None, "'much' is no number"),
         ("mixed:1e-2", None, "needs calibration inputs"),
         ("f16", None, '"bf16" has the range of f32'),
         ("mixed:1e-2", [], "calibration: there are no inputs"),

@@ -87,8 +87,8 @@ def load(path: Path) -> onnx.ModelProto:
     """The model in a file; ModelError when it is none."""
     try:
         return onnx.load(path)
-    except OSError:
-        raise
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}", code="TC1002") from error
     except Exception as error:  # protobuf's errors share no base that onnx promises
         raise ModelError(f"{path}: cannot be read as an ONNX file: {error}", code="TC1001") from error
 

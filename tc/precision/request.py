@@ -62,16 +62,17 @@ def checked_precision(precision: object, calibration: object = None) -> Precisio
     if not isinstance(precision, str):
         raise CalibrationError(f"precision is a {type(precision).__name__}, must be {FORMS}")
     word = precision.strip()
-    calls = () if calibration is None else read_calls(calibration)
     kind, colon, number = word.partition(":")
-    if kind == MIXED:
+    tolerance = _tolerance(number, colon, word) if kind == MIXED else None
+    if tolerance is None and (colon or word not in (*DTYPES, SPLIT, "f32")):
+        raise CalibrationError(f'precision "{precision}" is not known, must be {FORMS}')
+    calls = () if calibration is None else read_calls(calibration)
+    if tolerance is not None:
         if not calls:
             raise CalibrationError(f'precision "{word}" needs calibration inputs: {CALIBRATION_HINT}')
-        return PrecisionRequest(word, bf16, _tolerance(number, colon, word), calls)
+        return PrecisionRequest(word, bf16, tolerance, calls)
     if word == SPLIT:
         return PrecisionRequest(word, bf16, None, calls)
-    if colon or (word not in DTYPES and word != "f32"):
-        raise CalibrationError(f'precision "{precision}" is not known, must be {FORMS}')
     if word == "f16" and not calls:
         raise CalibrationError(
             'precision "f16" needs calibration inputs, as numbers above 65,504 become infinite in f16 and must stay f32: '
