@@ -153,6 +153,14 @@ MISSES = {
 }
 
 
+def test_layouts_of_one_cpu_are_told_from_misspelt_operators() -> None:
+    # "check the operator's name ..., register it with tc.op": onnxruntime saves such files when it is asked for nothing but a file
+    with pytest.raises(UnsupportedError) as caught:
+        tc.compile(one_node("ReorderInput", "com.microsoft.nchwc"))
+
+    assert "ORT_ENABLE_EXTENDED" in caught.value.hint and "tc.op" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", MISSES)
 def test_what_is_not_supported_is_told_in_parts(name: str) -> None:
     model, code, parts, supported = MISSES[name]

@@ -517,7 +517,7 @@ class GraphImporter:
         where = f"domain {n.domain!r}" if n.domain else "ONNX"
         code, supported = ("TC1020", "") if first is None else (first.code, first.supported)
         if n.schema is None and n.function_key not in self.shared.model.functions:
-            advice = "check the operator's name and domain, register it with tc.op, or export the model with standard operators"
+            advice = _UNKNOWN_BY_DOMAIN.get(n.domain, _UNKNOWN)
             code, supported = self._unknown_operator(n, code, supported)
         elif self.shared.mode == "error":
             advice = 'allow the slow reference implementation with on_unsupported="fallback"'
@@ -535,6 +535,15 @@ class GraphImporter:
             return code, supported
         near = get_close_matches(n.op_type, known_operators(n.domain), n=3, cutoff=0.75)
         return "TC1010", ", ".join(near)
+
+
+_UNKNOWN = "check the operator's name and domain, register it with tc.op, or export the model with standard operators"
+
+_UNKNOWN_BY_DOMAIN = {
+    "com.microsoft.nchwc": "the file was saved by onnxruntime for one kind of CPU, and does not say how its weights lie; save it again "
+    "with optimizations up to ORT_ENABLE_EXTENDED, or take the model from before"
+}
+"""What to do about operators that nobody knows, where their domain tells."""
 
 
 def check_declared_dtype(info: Any, value: AnyValue | None, what: str) -> None:
