@@ -24,7 +24,7 @@ from tc.ops.registry import OpDef
 ALWAYS_BYTES = 64 << 10
 """A result of so much may come from operands of any size."""
 FLOOR_BYTES = 16 << 20
-"""All results together may be so much, however small the file."""
+"""All results together may be so much, however small the file, and so much what is on the way to one."""
 MAX_TERMS = 1 << 32
 """The most elements, each times the terms that it sums, of one node: seconds in numpy."""
 MAX_INTERPRETED_TERMS = 1 << 16
@@ -50,30 +50,52 @@ class FoldBudget:
         return FoldBudget(min(max_bytes, max(FLOOR_BYTES, growth * held_bytes)), growth, max_seconds)
 
     def evaluate(
-        self, op: OpDef, arrays: Sequence[np.ndarray | None], attrs: Attrs, results: Sequence[TensorType]
+        self, op: OpDef, arrays: Sequence[np.ndarray | None], attrs: Attrs, results: Sequence[TensorType], given: int | None = None
     ) -> tuple[np.ndarray, ...] | None:
-        """The results of a node on these operands; None when their size is not known, or more than what is left is needed."""
-        if not self._allows(op, arrays, attrs, results):
+        """The results of a node on these operands; None when their size is not known, or more than what is left is needed. `given`: the
+        bytes of what the operands are made of, if these are not kept."""
+        total = sum(array.nbytes for array in arrays if array is not None) if given is None else given
+        if not self.keeps(results, total) or not self._is_quick(op, arrays, attrs, results):
             return None
+        made = self._run(op, arrays, attrs)
+        self.left_bytes -= sum(result.nbytes for result in made)
+        return made
+
+    def evaluate_between(
+        self, op: OpDef, arrays: Sequence[np.ndarray | None], attrs: Attrs, results: Sequence[TensorType], most_bytes: int
+    ) -> tuple[np.ndarray, ...] | None:
+        """`evaluate` of what is on the way to a result, and is not kept, of so many bytes at most."""
+        total = _total_bytes(results)
+        if total is None or total > most_bytes or not self._is_quick(op, arrays, attrs, results):
+            return None
+        return self._run(op, arrays, attrs)
+
+    def keeps(self, results: Sequence[TensorType], given: int) -> bool:
+        """Whether results may be as large as they are, made of literals of `given` bytes."""
+        total = _total_bytes(results)
+        return total is not None and total <= self.left_bytes and total <= max(ALWAYS_BYTES, self.growth * given)
+
+    def _run(self, op: OpDef, arrays: Sequence[np.ndarray | None], attrs: Attrs) -> tuple[np.ndarray, ...]:
         start = time.perf_counter()
         with np.errstate(all="ignore"):
             made = op.run_reference(arrays, attrs)
         self.left_seconds -= time.perf_counter() - start
-        self.left_bytes -= sum(result.nbytes for result in made)
         return made
 
-    def _allows(self, op: OpDef, arrays: Sequence[np.ndarray | None], attrs: Attrs, results: Sequence[TensorType]) -> bool:
-        sizes = [_size_bytes(result) for result in results]
-        if any(size is None for size in sizes) or self.left_seconds <= 0:
-            return False
-        total = sum(size for size in sizes if size is not None)
-        given = sum(array.nbytes for array in arrays if array is not None)
-        if total > self.left_bytes or total > max(ALWAYS_BYTES, self.growth * given):
+    def _is_quick(self, op: OpDef, arrays: Sequence[np.ndarray | None], attrs: Attrs, results: Sequence[TensorType]) -> bool:
+        total = _total_bytes(results)
+        if total is None or self.left_seconds <= 0:
             return False
         most = max((array.size for array in arrays if array is not None), default=1)
         if op.is_interpreted:
             return num_terms(op, arrays, attrs, results) <= MAX_INTERPRETED_TERMS
         return total * most <= _SURELY_CHEAP or num_terms(op, arrays, attrs, results) <= MAX_TERMS
+
+
+def _total_bytes(types: Sequence[TensorType]) -> int | None:
+    """The bytes of tensors together; None where one's are not known."""
+    sizes = [_size_bytes(type_) for type_ in types]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def _size_bytes(type_: TensorType) -> int | None:

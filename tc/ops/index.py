@@ -314,13 +314,18 @@ register(
 # -- scatter
 
 
-_REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "none": lambda old, new: new,
-    "add": lambda old, new: old + new,
-    "mul": lambda old, new: old * new,
-    "max": np.maximum,
-    "min": np.minimum,
-}
+_REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _np_scatter(x: np.ndarray, places: Sequence[np.ndarray], updates: np.ndarray, reduction: str) -> np.ndarray:
+    """x with its elements, or parts, at places combined with the updates there, one after the other in order."""
+    result = x.copy()
+    where = (np.zeros(updates.shape[: updates.ndim - x.ndim + len(places)], np.int64), *places)  # some place, even where x is all of it
+    if reduction == "none":
+        result[np.newaxis][where] = updates
+    else:
+        _REDUCTIONS[reduction].at(result[np.newaxis], where, updates)
+    return result
 
 
 def combine_updates(reduction: str, old: Expr, new: Expr) -> Expr:
@@ -409,14 +414,9 @@ def _run_scatter_elements(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, indices, updates = arrays
     assert x is not None and indices is not None and updates is not None
     axis = normalize_axis(attrs.axis, x.ndim, "scatter_elements")
-    result = x.copy()
-    combine = _REDUCTIONS[attrs.reduction]
-    places = check_places(indices, axis, x.shape[axis])
-    for at in np.ndindex(*indices.shape):
-        place = list(at)
-        place[axis] = int(places[at])
-        result[tuple(place)] = combine(result[tuple(place)], updates[at])
-    return result
+    places = list(np.indices(indices.shape))
+    places[axis] = check_places(indices, axis, x.shape[axis])
+    return _np_scatter(x, places, updates[tuple(map(slice, indices.shape))], attrs.reduction)
 
 
 def _infer_scatter_elements(types: Types, attrs: Attrs) -> TensorType:
@@ -465,13 +465,8 @@ def _compute_scatter_nd(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
 def _run_scatter_nd(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x, indices, updates = arrays
     assert x is not None and indices is not None and updates is not None
-    result = x.copy()
-    combine = _REDUCTIONS[attrs.reduction]
     places = [check_places(indices[..., k], k, x.shape[k]) for k in range(indices.shape[-1])]
-    for at in np.ndindex(*indices.shape[:-1]):
-        place = tuple(int(each[at]) for each in places)
-        result[place] = combine(result[place], updates[at])
-    return result
+    return _np_scatter(x, places, updates, attrs.reduction)
 
 
 def _infer_scatter_nd(types: Types, attrs: Attrs) -> TensorType:
