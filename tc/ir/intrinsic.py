@@ -221,9 +221,9 @@ def _carried(indices: Sequence[Expr], shape: Sequence[Expr]) -> list[Expr]:
     *outer, row = indices
     found: list[Expr] = []
     for index, dim in zip(reversed(outer), reversed(shape[1 : len(indices)]), strict=True):
-        found.insert(0, simplify(floormod(row, dim)))
+        found.insert(0, floormod(row, dim))
         row = add(index, floordiv(row, dim))
-    return [simplify(row), *found]
+    return [row, *found]
 
 
 def _sizes(extents: Sequence[Expr]) -> str:
