@@ -98,12 +98,17 @@ def broadcast_dim(a: Expr, b: Expr, op: str, where: str = "") -> Expr:
 
 def broadcast_shapes(op: str, *shapes: Sequence[Expr]) -> tuple[Expr, ...]:
     """The shape that all shapes broadcast to, as in numpy."""
-    rank = max(len(shape) for shape in shapes)
-    result: list[Expr] = [const(1)] * rank
+    rank = max(map(len, shapes))
+    one = const(1)
+    result: list[Expr] = [one] * rank
     for k, shape in enumerate(shapes):
         offset = rank - len(shape)
         for d, dim in enumerate(shape):
-            result[offset + d] = broadcast_dim(result[offset + d], dim, op, f"dim {d} of operand {k}")
+            known = result[offset + d]
+            if known is one:
+                result[offset + d] = dim
+            elif dim is not known:
+                result[offset + d] = broadcast_dim(known, dim, op, f"dim {d} of operand {k}")
     return tuple(result)
 
 
@@ -183,16 +188,14 @@ def blocked_elementwise(name: str) -> Callable[[Types, Attrs, int], BlockedForm 
     """The layout rule of an operator that broadcasts its operands: the same operator."""
 
     def blocked(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
-        shape = broadcast_shapes(name, *(type_.shape for type_ in types if type_ is not None))
+        shapes = [() if type_ is None else type_.shape for type_ in types]
+        shape = broadcast_shapes(name, *shapes)
         if len(shape) < 3 or is_const(shape[1], 1):
             return None
-        channels = [t.shape[1 - len(shape)] for t in types if t is not None and t.rank >= len(shape) - 1]
+        channels = [own[1 - len(shape)] for own in shapes if len(own) >= len(shape) - 1]
         if any(dim is not shape[1] and not is_const(dim, 1) for dim in channels):
             return None  # whether it is broadcast is only known when it runs
-        forms = tuple(
-            Form.CHANNELS if type_ is not None and type_.rank == len(shape) and type_.shape[1] is shape[1] else Form.BROADCAST
-            for type_ in types
-        )
+        forms = tuple([Form.CHANNELS if len(own) == len(shape) and own[1] is shape[1] else Form.BROADCAST for own in shapes])
         return BlockedForm(name, tuple(attrs.items()), forms) if Form.CHANNELS in forms else None
 
     return blocked

@@ -6,6 +6,7 @@ from tc.ir.expr import Const, Var
 from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, cached_on_node, children, replace
+from tc.ir.types import TensorType
 from tc.passes.manager import graph_pass, map_graph_functions
 
 
@@ -56,7 +57,10 @@ _NONE: frozenset[Node] = frozenset()
 
 @cached_on_node
 def _type_dims(var: TensorVar) -> frozenset[Node]:
-    return _vars_in(var.type)
+    type_ = var.type
+    if isinstance(type_, TensorType) and all([type(dim) is Const for dim in type_.shape]):
+        return _NONE
+    return _vars_in(type_)
 
 
 def _use(atom: Node, live: set[Node]) -> None:
