@@ -88,7 +88,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     if args.timings:
         data["timings"] = {"stages": dict(module.report().seconds), "passes": watch.seconds, "calls": watch.calls}
     if args.output:
-        write_file(args.output, module.save)
+        module.save(args.output)
         data |= {"output": str(args.output), "size_bytes": args.output.stat().st_size}
 
     def show(console: Console) -> None:

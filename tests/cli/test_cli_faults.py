@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -197,6 +198,22 @@ def test_standard_output_may_be_closed_full_or_of_few_letters(
     done = subprocess.run(["sh", "-c", command], env={**os.environ, "PYTHONIOENCODING": encoding}, stderr=subprocess.PIPE, text=True)
 
     assert done.returncode == code and words in done.stderr and "internal error" not in done.stderr
+
+
+def test_a_full_disk_is_told_of_the_file_that_was_asked_for(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named a file of its own, which it had removed."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+
+    assert main(["compile", str(path), "-o", str(tmp_path / "out.tcm")]) == 1
+    message = capsys.readouterr().err
+    assert f"{str(tmp_path / 'out.tcm')!r} cannot be written: No space left on device" in message and ".part" not in message
+    assert not [each for each in tmp_path.iterdir() if each.suffix == ".tcm"]
 
 
 def test_nothing_is_written_over_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
