@@ -58,7 +58,7 @@ _NONE: frozenset[Node] = frozenset()
 @cached_on_node
 def _type_dims(var: TensorVar) -> frozenset[Node]:
     type_ = var.type
-    if isinstance(type_, TensorType) and all([type(dim) is Const for dim in type_.shape]):
+    if isinstance(type_, TensorType) and all(type(dim) is Const for dim in type_.shape):
         return _NONE
     return _vars_in(type_)
 
