@@ -78,6 +78,17 @@ def test_what_counts_as_a_difference() -> None:
     assert difference(np.zeros(2000, np.int32), flipped * np.int32(2), i32, True) is not None
 
 
+def test_roundings_of_large_numbers_are_ties_more_often() -> None:
+    # "12 of 3200 elements are not equal": values quantized to 16 bits, which f32 has to few thousandths of a step
+    moved = np.where(np.arange(3200) % 256 == 0, 1, 0).astype(np.int32)
+    large = np.full(3200, 30000, np.int32)
+
+    assert difference(large, large + moved, i32, True) is None
+    assert difference(large, large + moved, i32, False) is not None
+    assert difference(large, large + moved * 2, i32, True) is not None
+    assert difference(large // 100, large // 100 + moved, i32, True) == "13 of 3200 elements are not equal"
+
+
 def test_a_kernel_that_nodes_share_gets_what_they_differ_in() -> None:
     # "numpy dtype object has no counterpart": the function was taken for the operand that the shared kernel has in addition.
     nodes = [node("MatMul", "x w", "a"), node("LeakyRelu", "a", "b", alpha=0.3), node("MatMul", "b w", "c")]
