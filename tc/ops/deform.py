@@ -33,27 +33,25 @@ _OUTSIDE = -1
 
 _INT32 = 1 << 31
 
+_NUM_TABLES = 2 * len(CORNERS)
+"""What `moved_taps` finds of each tap: places, and how much each counts."""
+
 
 def _infer_moved_taps(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    offset, mask = operand(types, 0, "moved_taps"), types[1] if len(types) > 1 else None
+    offset = operand(types, 0, "moved_taps")
     sizes, taps = exprs(attrs.sizes), exprs(attrs.taps)
     if offset.rank != 4 or not offset.dtype.is_float or len(sizes) != 2 or len(taps) != 2:
         raise ShapeError(f"moved_taps: offsets {offset} of {attrs.taps} taps in images of {attrs.sizes}")
     count, out = product(taps), offset.shape[2:]
     require_equal(offset.shape[1], count * (2 * attrs.parts), f"moved_taps: dim 1 of the offsets {offset}")
-    if mask is not None:
-        if mask.rank != 4:
-            raise ShapeError(f"moved_taps: a mask {mask} of offsets {offset}")
-        for d, dim in enumerate((offset.shape[0], count * attrs.parts, *out)):
-            require_equal(mask.shape[d], dim, f"moved_taps: dim {d} of the mask {mask}")
     shape, elements = (offset.shape[0], const(attrs.parts), count, *out), product(sizes)
     place = i32 if isinstance(elements, Const) and elements.value < _INT32 else i64
-    weight = f64 if f64 in (offset.dtype, mask.dtype if mask is not None else f32) else f32
+    weight = f64 if offset.dtype is f64 else f32
     return (*[TensorType(shape, place)] * len(CORNERS), *[TensorType(shape, weight)] * len(CORNERS))
 
 
 def _compute_moved_taps(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> tuple[Tensor, ...]:
-    offset, mask = (*tensors, None)[:2]
+    offset = tensors[0]
     assert offset is not None
     (height, width), taps, place, weight = exprs(attrs.sizes), exprs(attrs.taps), types[0].dtype, types[-1].dtype
     sizes, count, wide = (height, width), types[0].shape[2], f64 if offset.dtype is f64 else f32
@@ -88,11 +86,7 @@ def _compute_moved_taps(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
     def corner_weight(corner: tuple[int, int]) -> Tensor:
         def body(*at: Expr) -> Expr:
             (_, _, row), (_, _, column) = (element(axis, by, at) for axis, by in enumerate(corner))
-            found = cast(row * column, weight)
-            if mask is None:
-                return found
-            n, part, tap, *out = at
-            return found * cast(mask[(n, part * count + tap, *out)], weight)
+            return cast(row * column, weight)
 
         return te.compute(types[0].shape, body, "weight{}{}".format(*corner))
 
@@ -100,7 +94,7 @@ def _compute_moved_taps(tensors: Tensors, attrs: Attrs, types: Sequence[TensorTy
 
 
 def _run_moved_taps(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, ...]:
-    offset, mask = (*arrays, None)[:2]
+    offset = arrays[0]
     assert offset is not None
     sizes, taps = ints(attrs.sizes), ints(attrs.taps)
     n, _, *out = offset.shape
@@ -126,9 +120,6 @@ def _run_moved_taps(arrays: Arrays, attrs: Attrs) -> tuple[np.ndarray, ...]:
     places = [np.where(held, place, dtype(_OUTSIDE)).reshape(shape) for held, place in zip(within, elements, strict=True)]
     with np.errstate(all="ignore"):
         weights = [(share[0][a] * share[1][b]).reshape(shape) for a, b in CORNERS]
-        if mask is not None:
-            wider = np.float64 if np.float64 in (wide, mask.dtype) else np.float32
-            weights = [each.astype(wider) * mask.astype(wider).reshape(shape) for each in weights]
     return (*places, *weights)
 
 
@@ -137,8 +128,8 @@ def _moved_samples(rng: np.random.Generator) -> Iterator[Sample]:
     offset = 2 * rng.standard_normal((2, 24, 3, 9)).astype(np.float32)
     offset[0, :4, 0] = [[np.nan] * 9, [np.inf] * 9, [-np.inf] * 9, [1e30] * 9]
     yield [offset], attrs
-    yield [offset.clip(-9, 9).astype(np.float16), rng.standard_normal((2, 12, 3, 9)).astype(np.float16)], attrs
-    yield [offset.astype(np.float64), rng.standard_normal((2, 12, 3, 9)).astype(np.float32)], {**attrs, "sizes": (1, 1)}
+    yield [offset.clip(-9, 9).astype(np.float16)], attrs
+    yield [offset.astype(np.float64)], {**attrs, "sizes": (1, 1)}
     yield [offset[:, :, :0]], attrs
 
 
@@ -158,14 +149,19 @@ register(
 def _infer_sample_moved(types: Types, attrs: Attrs) -> TensorType:
     x, place = operand(types, 0, "sample_moved"), operand(types, 1, "sample_moved")
     unit, groups = exprs((attrs.unit, attrs.groups))
-    if x.rank != 3 or place.rank != 5 or len(types) != 1 + 2 * len(CORNERS) or not x.dtype.is_float:
+    if x.rank != 3 or place.rank != 5 or len(types) not in (_NUM_TABLES + 1, _NUM_TABLES + 2) or not x.dtype.is_float:
         raise ShapeError(f"sample_moved: {x} and {len(types) - 1} tables such as {place}")
     require_equal(place.shape[0], x.shape[0], f"sample_moved: dim 0 of the places {place}")
-    for index in range(2, len(types)):
+    for index in range(2, _NUM_TABLES + 1):
         for d, (dim, wanted) in enumerate(zip(operand(types, index, "sample_moved").shape, place.shape, strict=True)):
             require_equal(dim, wanted, f"sample_moved: dim {d} of table {index}")
     require(x.shape[1] >= 1, f"sample_moved: an image has {x.shape[1]} elements, of which nothing can be sampled")
-    _, parts, taps, *out = place.shape
+    n, parts, taps, *out = place.shape
+    if (mask := types[-1] if len(types) > _NUM_TABLES + 1 else None) is not None:
+        if mask.rank != 4:
+            raise ShapeError(f"sample_moved: a mask {mask} of places {place}")
+        for d, dim in enumerate((n, parts * taps, *out)):
+            require_equal(mask.shape[d], dim, f"sample_moved: dim {d} of the mask {mask}")
     units, of_part = exprs((attrs.units, attrs.units_of_part))
     require_equal(groups * units * unit, x.shape[2], f"sample_moved: the channels of {x} in {attrs.groups} groups")
     require_equal(parts * of_part, groups * units, f"sample_moved: the units of channels of {x} in {parts} parts")
@@ -173,11 +169,12 @@ def _infer_sample_moved(types: Types, attrs: Attrs) -> TensorType:
 
 
 def _compute_sample_moved(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
-    x, *tables = tensors
+    x, *tables = tensors[: _NUM_TABLES + 1]
     assert x is not None and all(table is not None for table in tables)
     places, weights = tables[: len(CORNERS)], tables[len(CORNERS) :]
+    mask = tensors[-1] if len(tensors) > _NUM_TABLES + 1 else None
     unit, units, of_part = exprs((attrs.unit, attrs.units, attrs.units_of_part))
-    wide = f64 if f64 in (x.dtype, weights[0].dtype) else f32  # type: ignore[union-attr]
+    wide = f64 if f64 in (x.dtype, weights[0].dtype, x.dtype if mask is None else mask.dtype) else f32  # type: ignore[union-attr]
 
     def element(n: Expr, group: Expr, row: Expr, column: Expr, tap: Expr, own: Expr, c: Expr) -> Expr:
         number = group * units + own
@@ -190,17 +187,20 @@ def _compute_sample_moved(tensors: Tensors, attrs: Attrs, types: Sequence[Tensor
             term = value * cast(weight_of[entry], wide)  # type: ignore[index]
             total = term if total is None else add(total, term)
         assert total is not None
+        if mask is not None:  # of the sum: an element that does not count would not be nothing by an infinite mask
+            total = total * cast(mask[(n, entry[1] * places[0].shape[2] + tap, row, column)], wide)  # type: ignore[union-attr]
         return cast(total, x.dtype)
 
     return te.compute(types[0].shape, element, "sample")
 
 
 def _run_sample_moved(arrays: Arrays, attrs: Attrs) -> np.ndarray:
-    x, *tables = arrays
+    x, *tables = arrays[: _NUM_TABLES + 1]
     assert x is not None
     places, weights = tables[: len(CORNERS)], tables[len(CORNERS) :]
+    mask = arrays[-1] if len(arrays) > _NUM_TABLES + 1 else None
     unit, units, groups, of_part = ints((attrs.unit, attrs.units, attrs.groups, attrs.units_of_part))
-    wide = np.float64 if np.float64 in (x.dtype, weights[0].dtype) else np.float32  # type: ignore[union-attr]
+    wide = np.float64 if np.float64 in [array.dtype for array in (x, weights[0], mask) if array is not None] else np.float32
     batch = np.arange(len(x)).reshape(-1, 1, 1, 1, 1)
     n, _, taps, *out = places[0].shape  # type: ignore[union-attr]
     result = np.zeros((n, groups, *out, taps, units, unit), x.dtype)
@@ -213,6 +213,9 @@ def _run_sample_moved(arrays: Arrays, attrs: Attrs) -> np.ndarray:
             value = x[batch[..., 0], at.clip(0, x.shape[1] - 1).astype(np.int64), channels].astype(wide)
             with np.errstate(all="ignore"):
                 total = total + np.where((at >= 0)[..., None], value, wide(0)) * weight[:, part, ..., None].astype(wide)  # type: ignore[index]
+        if mask is not None:
+            with np.errstate(all="ignore"):
+                total = total * mask[:, part * taps : (part + 1) * taps, ..., None].astype(wide)
         result[:, group, :, :, :, own] = np.moveaxis(total, 1, 3).astype(x.dtype)
     return result
 
@@ -228,6 +231,9 @@ def _sampled_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield [x, *tables], attrs
         if parts == 1:
             yield [x.clip(-9, 9).astype(np.float16), *tables], attrs
+        mask = rng.standard_normal((2, 6 * parts, 2, 3)).astype(np.float32)
+        mask[0, :3, 0] = [[np.inf] * 3, [-np.inf] * 3, [np.nan] * 3]
+        yield [x[:, ::-1].copy(), *tables, mask], attrs
 
 
 register(

@@ -103,8 +103,8 @@ def import_deform_conv(n: NodeContext) -> NodeResult:
 
     n.graph.state(fits, n.span)
     attrs = {"strides": tuple(strides), "dilations": tuple(dilations), "pads": tuple(pads[:2])}
-    given = [offset] if mask is None else [offset, mask]
-    tables = n.graph.call("moved_taps", *given, span=n.span, sizes=x.shape[2:], taps=taps, parts=parts, **attrs)
+    tables = n.graph.call("moved_taps", offset, span=n.span, sizes=x.shape[2:], taps=taps, parts=parts, **attrs)
+    tables = tables if mask is None else (*tables, mask)
     flat = n.call("reshape", x, shape=(*x.shape[:2], x.shape[2] * x.shape[3]))
     last = n.call("transpose", flat, perm=(0, 2, 1))
     is_depthwise = is_const(w.shape[1], 1) and is_const(w.shape[0], groups) and x.dtype in (f32, f64)
