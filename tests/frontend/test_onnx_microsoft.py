@@ -90,6 +90,19 @@ WITH_OPERANDS: dict[str, tuple[list[Any], dict[str, np.ndarray], dict[str, Any]]
 }
 
 
+def test_the_only_opset_of_a_domain_need_not_be_stated(rng: np.random.Generator) -> None:
+    # "MatMulNBits is of the domain 'com.microsoft', but the model states no opset for it", as some quantizers of onnxruntime
+    model = make_model([node("QuickGelu", "x", "y", domain="com.microsoft", alpha=1.5)], {"x": (np.float32, ["n", 5])}, ["y"])
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = rng.standard_normal((3, 5)).astype(np.float32)
+
+    got = tc.compile(model)(x)
+
+    assert not any(entry.domain for entry in model.opset_import)
+    np.testing.assert_allclose(got, session.run(None, {"x": x})[0], atol=1e-6)
+
+
 @pytest.mark.parametrize("op", WITH_OPERANDS)
 def test_an_operator_that_onnx_has_too(op: str) -> None:
     arrays, literals, attrs = WITH_OPERANDS[op]

@@ -111,6 +111,10 @@ def find_adapter(domain: str, op_type: str, opset: int) -> Adapter | None:
     return None
 
 
+_ONLY_OPSETS = {"com.microsoft": 1}
+"""Domains that have had one opset ever, which files need not state: quantizers of onnxruntime forget to, and it runs them."""
+
+
 def known_operators(domain: str) -> list[str]:
     """The operators of a domain that have entries, those of users included."""
     users = (name.removeprefix(f"{domain}::") for name in scoped_ops() if name.startswith(f"{domain}::"))
@@ -204,7 +208,7 @@ class NodeContext(Calls):
         self.domain = "" if item.node.domain == "ai.onnx" else item.node.domain
         self.place_here = f"{item.index:06d}"
         self.place = f"{graph.path}{self.place_here}"
-        self.opset = graph.opsets.get(self.domain, 0)
+        self.opset = graph.opsets.get(self.domain, _ONLY_OPSETS.get(self.domain, 0))
         self.num_outputs = len(item.node.output)
         self.inputs: list[AnyValue | None] = [graph.lookup(name) if name else None for name in item.node.input]
         self._attributes: dict[str, Any] | None = None
