@@ -26,7 +26,7 @@ from tc.interp.graph import Observation, Value, run_function
 from tc.ir.arith import evaluate
 from tc.ir.dtype import FLOAT8, DType, from_numpy, pack, tensor_memory, unpack
 from tc.ir.expr import Var
-from tc.ir.graph import CallFunction, Function, GlobalRef, TensorConst, TensorVar, tir_calls
+from tc.ir.graph import CallFunction, CallTir, Function, GlobalRef, TensorConst, TensorVar, tir_calls
 from tc.ir.loop import PrimFunc
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -86,8 +86,7 @@ def verify_kernels(
         compared.add(call.callee)
         kernel = kernels[call.callee]
         dims = [int(evaluate(dim, seen.dims)) for dim in call.dims]
-        operands = [np.asarray(value) for value in _given(seen)]
-        operands += [literal.value for literal in call.args[len(operands) :] if isinstance(literal, TensorConst)]  # of `share_kernels`
+        operands = [np.asarray(value) for value in _given(seen, call)]
         made = run_kernel(kernel, operands, dims, threads)  # with workspaces, the last; schedules may merge dims
         found = [array.reshape(np.shape(expected)) for expected, array in zip(seen.results, made, strict=False)]
         problems = [_problem(kernel, k, np.asarray(expected), found[k]) for k, expected in enumerate(seen.results)]
@@ -114,10 +113,11 @@ def verify_kernels(
     return len(compared)
 
 
-def _given(seen: Observation) -> tuple[Value, ...]:
-    """What the call of a primitive function is given, without the function."""
+def _given(seen: Observation, call: CallTir) -> list[Value]:
+    """What the kernel of a primitive function is given: what this is given, and literals, which are other ones (`share_kernels`)."""
     assert isinstance(seen.binding.value, CallFunction)
-    return seen.operands[1:]
+    known = dict(zip(seen.binding.value.args, seen.operands[1:], strict=True))
+    return [arg.value if isinstance(arg, TensorConst) else known[arg] for arg in call.args]
 
 
 def _uncertainty(graph: IRModule, seen: Observation) -> list[float]:
@@ -143,7 +143,7 @@ def _uncertainty(graph: IRModule, seen: Observation) -> list[float]:
 
     moved = [0.0] * len(seen.results)
     for _ in range(_TRIES):
-        operands = [rounded(value) for value in _given(seen)]
+        operands = [rounded(value) for value in seen.operands[1:]]
         others = run_function(graph, call.callee.name, operands, dims=seen.dims, change=kept)
         for k, (one, other) in enumerate(zip(seen.results, others, strict=True)):
             if from_numpy(np.asarray(one).dtype).is_float:

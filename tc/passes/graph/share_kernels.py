@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from tc.ir.dtype import DType, f32, i8, i16, u8, u16
-from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, MathCall, Mul, Select, Sub, const
-from tc.ir.graph import CallTir, Function, TensorConst, tir_calls
+from tc.ir.expr import Add, Buffer, Cast, Const, Expr, Load, MathCall, Mul, Select, Sub, const, is_const
+from tc.ir.graph import Atom, CallTir, Function, TensorConst, tir_calls
 from tc.ir.loop import PrimFunc, Stmt
 from tc.ir.module import IRModule
 from tc.ir.node import Node, cached_on_node, children, map_children, replace, transform
 from tc.ir.structural import structural_hash
+from tc.ir.uses import buffers_read
 from tc.passes.manager import graph_pass
 
 Literals = tuple[Const, ...]
@@ -35,8 +36,10 @@ def share_kernels(module: IRModule) -> IRModule:
         z = call_tir(by_9, y)                   =>    z = call_tir(by, y, [9])
 
     Every operation is the same as before, so every bit of a result is. A literal that is divided by, or compared with, stays: what it is
-    decides how that is computed; bounds of what is quantized do not. For modules of PrimFuncs.
+    decides how that is computed; bounds of what is quantized do not. What kernels compute of one number that each call is given, such
+    as the bounds that a zero point makes, is computed here (`with_numbers_computed`). For modules of PrimFuncs.
     """
+    module = with_numbers_computed(module)
     called = {call.callee for func in module.graph_functions for _, call in tir_calls(func)}
     alike: dict[object, list[PrimFunc]] = defaultdict(list)
     for func in module.prim_funcs:
@@ -151,3 +154,110 @@ def _only_passes_on(node: Expr, may_read: bool) -> bool:
 def _holds_literals(node: Node) -> bool:
     """Whether some literal of the types that may be read is at or below a node."""
     return node.dtype in READ_INSTEAD if isinstance(node, Const) else any(map(_holds_literals, children(node)))
+
+
+# -- numbers of calls
+
+
+def with_numbers_computed(module: IRModule) -> IRModule:
+    """Let kernels that are given single numbers, all of them literals, read what they compute of them alone: as a literal where all
+    calls agree, and else from a tensor of f32, so that nothing is converted and subtracted for each vector.
+
+        f(x, z): ... (f32(x[i]) - f32(z)) ...          =>    f(x, numbers): ... (f32(x[i]) - numbers[0]) ...
+    """
+    calls: dict[str, list[CallTir]] = defaultdict(list)
+    for func in module.graph_functions:
+        for _, call in tir_calls(func):
+            calls[call.callee].append(call)
+    made = {func.name: _computed(func, calls[func.name]) for func in module.prim_funcs if func.name in calls}
+    changed = {name: found for name, found in made.items() if found is not None}
+    if not changed:
+        return module
+    args_of = {call: args for name, (_, given) in changed.items() for call, args in zip(calls[name], given, strict=True)}
+
+    def give(node: Node) -> Node | None:
+        return replace(node, args=args_of[node]) if isinstance(node, CallTir) and node in args_of else None
+
+    functions = [changed[func.name][0] if func.name in changed else func for func in module.functions]
+    return IRModule(tuple(transform(func, give) if isinstance(func, Function) else func for func in functions), module.entry)
+
+
+def _computed(func: PrimFunc, calls: Sequence[CallTir]) -> tuple[PrimFunc, list[tuple[Atom, ...]]] | None:
+    """The kernel that reads computed numbers, and what each call gives it; None where there are none."""
+    single = {}
+    for place, buffer in enumerate(func.inputs):
+        given = [call.args[place] for call in calls]
+        values = [arg.value.reshape(()) for arg in given if isinstance(arg, TensorConst) and arg.value.size == 1]
+        if buffer.dtype in READ_INSTEAD and len(values) == len(calls) and _is_single(buffer):
+            single[buffer] = values
+    found: dict[Node, None] = dict.fromkeys(_made_of(func.body, frozenset(single))) if single else {}
+    if not found:
+        return None
+    columns = {expr: tuple([_literal(expr, {b: values[k] for b, values in single.items()}) for k in range(len(calls))]) for expr in found}
+    different = list(dict.fromkeys(column for column in columns.values() if len(set(column)) > 1))
+    numbers = Buffer("numbers", (const(len(different)),), f32)
+
+    def read_instead(node: Node) -> Node | None:
+        column = columns.get(node)
+        if column is None:
+            return None
+        return Load(numbers, (const(different.index(column)),)) if column in different else column[0]
+
+    body = transform(func.body, read_instead)
+    assert isinstance(body, Stmt)
+    read = buffers_read(body)
+    kept = [place for place, buffer in enumerate(func.inputs) if buffer not in single or buffer in read]
+    more = [TensorConst(np.array([column[k].value for column in different], np.float32), "numbers") for k in range(len(calls))]
+    inputs = [*(func.inputs[place] for place in kept), *([numbers] if different else [])]
+    pairs = zip(calls, more, strict=True)
+    given_now = [(*(call.args[place] for place in kept), *([tensor] if different else [])) for call, tensor in pairs]
+    return replace(func, params=(*inputs, *func.outputs, *func.dims), body=body), given_now
+
+
+def _is_single(buffer: Buffer) -> bool:
+    return all(is_const(dim, 1) for dim in buffer.shape)
+
+
+def _made_of(stmt: Stmt, single: frozenset[Buffer]) -> Iterator[Expr]:
+    """The largest expressions of f32 that are made of single numbers and literals alone."""
+    stack: list[Node] = [stmt]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Expr) and node.dtype is f32 and _is_made_of(node, single) and not isinstance(node, Const):
+            yield node
+        else:
+            stack += children(node)
+
+
+def _is_made_of(expr: Node, single: frozenset[Buffer]) -> bool:
+    match expr:
+        case Const():
+            return True
+        case Load(buffer=buffer):
+            return buffer in single
+        case Cast() | Add() | Sub() | Mul():
+            return all(_is_made_of(child, single) for child in children(expr))
+    return False
+
+
+def _literal(expr: Node, values: Mapping[Buffer, np.ndarray]) -> Const:
+    """What an expression of f32 is where buffers hold these numbers."""
+    return const(_value_of(expr, values).item(), f32)
+
+
+def _value_of(expr: Node, values: Mapping[Buffer, np.ndarray]) -> np.ndarray:
+    """The same of any type, rounded as it is where it is computed."""
+    match expr:
+        case Const(value=value, dtype=dtype):
+            return np.asarray(value, dtype.numpy)
+        case Load(buffer=buffer):
+            return values[buffer]
+        case Cast(operand=operand, dtype=dtype):
+            return _value_of(operand, values).astype(dtype.numpy)
+        case Add(lhs=lhs, rhs=rhs):
+            return np.asarray(_value_of(lhs, values) + _value_of(rhs, values))
+        case Sub(lhs=lhs, rhs=rhs):
+            return np.asarray(_value_of(lhs, values) - _value_of(rhs, values))
+        case Mul(lhs=lhs, rhs=rhs):
+            return np.asarray(_value_of(lhs, values) * _value_of(rhs, values))
+    raise AssertionError(f"{expr} is none of these")
