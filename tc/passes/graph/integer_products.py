@@ -7,6 +7,7 @@ sum at the end, as often as the other side sums up to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -44,10 +45,11 @@ def merge_scales(module: IRModule) -> IRModule:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """i32 numbers that are those of a tensor of bytes less one number."""
+    """i32 numbers that are those of a tensor of bytes less one number, or one byte that is data."""
 
     value: Atom
     zero: int = 0
+    point: Atom | None = None
 
     @property
     def dtype(self) -> DType:
@@ -59,19 +61,31 @@ def _as_bytes(atom: Atom, m: Match) -> _Bytes | None:
     """The bytes that i32 numbers come from: a literal's own, or those that were cast, with or without a zero point subtracted."""
     if isinstance(atom, TensorConst):
         return _literal_bytes(atom.value)
-    call, zero = m.call_of(atom), 0
+    call, zero, byte = m.call_of(atom), 0, None
     if call is not None and call.op == "sub":
         point = call.args[1]
-        if not isinstance(point, TensorConst) or point.value.size != 1 or point.type.rank:
+        if point is None or not isinstance(point.type, TensorType) or point.type.rank:
             return None
-        call, zero = m.call_of(call.args[0]), int(point.value)
-    if call is None or call.op != "cast" or call.args[0] is None:
+        if isinstance(point, TensorConst):
+            zero = int(point.value)
+        elif (byte := _widened(point, m)) is None:
+            return None
+        call = m.call_of(call.args[0])
+    source = None if call is None or call.op != "cast" else call.args[0]
+    if source is None or not isinstance(source.type, TensorType):
         return None
-    source = call.args[0]
-    assert isinstance(source.type, TensorType)
     dtype = source.type.dtype
+    if byte is not None:
+        assert isinstance(byte.type, TensorType)
+        return _Bytes(source, point=byte) if dtype is u8 and byte.type.dtype is u8 else None
     in_range = dtype in (i8, u8) and np.iinfo(dtype.numpy).min <= zero <= np.iinfo(dtype.numpy).max
     return _Bytes(source, zero) if in_range else None
+
+
+def _widened(atom: Atom, m: Match) -> Atom | None:
+    """What a number was before it was cast to i32."""
+    call = m.call_of(atom)
+    return call.args[0] if call is not None and call.op == "cast" else None
 
 
 def _literal_bytes(values: np.ndarray) -> _Bytes | None:
@@ -98,6 +112,10 @@ def _is_of_bytes(m: Match) -> bool:
     if x.dtype is not i32 or w.static_shape is None or not prod(w.static_shape):
         return False
     image, weights = _as_bytes(m.x, m), _as_bytes(m.w, m)
+    if any(side is not None and side.point is not None for side in (image, weights)):
+        is_padded_by_data = all(isinstance(pad, int) and pad >= 0 for pad in attrs.pads or ())
+        if not is_padded_by_data or not isinstance(m.w, TensorConst):
+            return False
     if image is not None and isinstance(m.w, TensorConst):
         return weights is not None or _split_literal(m.w.value) is not None
     return image is not None and weights is not None and (not (image.zero or weights.zero) or attrs.groups == 1)
@@ -125,13 +143,23 @@ def _conv_of_bytes(b: GraphBuilder, m: Match) -> Atom:
 
 def _sums(b: GraphBuilder, x: _Bytes, w: _Bytes, call: Call, fill: int = 0) -> Atom:
     """A convolution of bytes, less what its sums are too large by; `fill`: the number around x."""
-    x = _unsigned(b, x) if isinstance(w.value, TensorConst) else x
-    total = b.call("conv_integer", x.value, w.value, **_geometry(full_attrs(call)), fill=fill + x.zero, span=call.span)
-    if not x.zero or not isinstance(w.value, TensorConst):
+    x, geometry = _unsigned(b, x) if isinstance(w.value, TensorConst) else x, _geometry(full_attrs(call))
+    if x.point is not None and any(geometry["pads"] or ()):
+        x, geometry = _padded(b, x, geometry["pads"]), {**geometry, "pads": (0,) * len(geometry["pads"])}
+    total = b.call("conv_integer", x.value, w.value, **geometry, fill=fill + x.zero, span=call.span)
+    if not (x.zero or x.point is not None) or not isinstance(w.value, TensorConst):
         return total
     sums = w.value.value.astype(np.int64).reshape(len(w.value.value), -1).sum(1)
-    shift = b.const((sums * x.zero).astype(np.int32))
+    shift: Atom = b.const((sums * (x.zero if x.point is None else 1)).astype(np.int32))
+    if x.point is not None:
+        shift = b.call("mul", b.call("cast", x.point, dtype=i32), shift)
     return b.call("sub", total, _per_channel(b, shift, w.value.value.ndim - 2))
+
+
+def _padded(b: GraphBuilder, x: _Bytes, pads: Sequence[int]) -> _Bytes:
+    """The same with its zero point around it."""
+    rank = len(pads) // 2
+    return _Bytes(b.call("pad", x.value, x.point, pads=(0, 0, *pads[:rank], 0, 0, *pads[rank:])), point=x.point)
 
 
 def _conv_of_unsigned(b: GraphBuilder, m: Match) -> Atom:
