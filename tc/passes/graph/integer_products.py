@@ -113,8 +113,8 @@ def _is_of_bytes(m: Match) -> bool:
         return False
     image, weights = _as_bytes(m.x, m), _as_bytes(m.w, m)
     if any(side is not None and side.point is not None for side in (image, weights)):
-        is_padded_by_data = all(isinstance(pad, int) and pad >= 0 for pad in attrs.pads or ())
-        if not is_padded_by_data or not isinstance(m.w, TensorConst):
+        has_known_pads = all(isinstance(pad, int) and pad >= 0 for pad in attrs.pads or ())
+        if not has_known_pads or not isinstance(m.w, TensorConst):
             return False
     if image is not None and isinstance(m.w, TensorConst):
         return weights is not None or _split_literal(m.w.value) is not None
