@@ -129,7 +129,7 @@ class OpDef:
     periodic: bool = False
     factors: int = 0
     depth: tuple[int, int] | None = None
-    data: Callable[[Sequence[Atom | None], Attrs], tuple[int, ...]] = lambda operands, attrs: ()
+    data: Callable[[Sequence[Atom | None], Attrs], tuple[int, ...]] | None = None
     is_interpreted: bool = False
     apart: bool = False
     imported_as: str | None = None

@@ -550,7 +550,9 @@ def _size_bytes(atom: Atom) -> int:
 
 def _data_places(call: Call | CallTir) -> tuple[int, ...]:
     """The places of operands whose numbers decide nothing about the code."""
-    return get_op(call.op).data(call.args, full_attrs(call)) if isinstance(call, Call) else ()
+    if not isinstance(call, Call) or (places := get_op(call.op).data) is None:
+        return ()
+    return places(call.args, full_attrs(call))
 
 
 def _outline(group: list[_Node], facts: tuple[DimFact, ...], work: _Work) -> Binding:

@@ -242,7 +242,8 @@ def _is_made_of(expr: Node, single: frozenset[Buffer]) -> bool:
 
 def _literal(expr: Node, values: Mapping[Buffer, np.ndarray]) -> Const:
     """What an expression of f32 is where buffers hold these numbers."""
-    return const(_value_of(expr, values).item(), f32)
+    with np.errstate(all="ignore"):  # as where it is computed
+        return const(_value_of(expr, values).item(), f32)
 
 
 def _value_of(expr: Node, values: Mapping[Buffer, np.ndarray]) -> np.ndarray:
