@@ -21,7 +21,7 @@ from tc.ir.dtype import bf16, f16, f32, i8, i16, i32, u8
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
-from tc.ops.common import contract, product_dtype, ravel, require_equal, rounded_sums, unravel, wide
+from tc.ops.common import contract, product_dtype, ravel, require_equal, rounded_sums, sliding_windows, unravel, wide
 from tc.ops.registry import REQUIRED, OpDef, register, require
 from tc.ops.window import is_pointwise, window_of
 from tc.te import Tensor
@@ -272,7 +272,7 @@ def _direct_conv(
     """x [n, c, *space], w [o, c / groups, *kernel] -> [n, o, *space'], without padding."""
     rank = len(strides)
     reach = tuple((k - 1) * dilation + 1 for k, dilation in zip(w.shape[2:], dilations, strict=True))
-    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, 2 + rank)))
+    windows = sliding_windows(x, reach, range(2, 2 + rank))
     steps = tuple(slice(None, None, s) for s in strides)
     taps = tuple(slice(None, None, d) for d in dilations)
     windows = windows[(slice(None), slice(None), *steps, *taps)]
@@ -325,7 +325,7 @@ def compute_conv_blocked(tensors: Sequence[Tensor | None], attrs: Attrs, types: 
             weight = w[(ob, channel, *taps, lane)]
         return cast(value, sum_dtype) * cast(weight, sum_dtype)
 
-    if not attrs.depthwise and is_pointwise(window_of(attrs, w.shape[2 : 2 + rank], rank, "conv")) and rank > 1:
+    if not attrs.depthwise and is_pointwise(window_of(attrs, w.shape[2 : 2 + rank], rank, "conv")):
         return _pointwise(body, out_type, tensors, depth, rank)
     kernel = w.shape[2 : 2 + rank]
     reduce_shape = kernel if attrs.depthwise else (const(depth), *kernel)
@@ -351,7 +351,7 @@ def _finished(total: Callable[..., Expr], bias: Tensor | None, type_: TensorType
 def _pointwise(
     body: Callable[..., Expr], type_: TensorType, tensors: Sequence[Tensor | None], depth: int, rank: int
 ) -> Tensor:
-    """A kernel of one element: all spatial axes as one, so that tiles of pixels run on across the ends of rows."""
+    """A kernel of one element, without axes for its taps; all spatial axes as one, so that tiles of pixels run on across ends of rows."""
     n, blocks, *space, lanes = type_.shape
 
     def over_pixels(batch: Expr, ob: Expr, pixel: Expr, lane: Expr, channel: Expr) -> Expr:

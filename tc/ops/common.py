@@ -224,6 +224,14 @@ def wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind in "fV" else array
 
 
+def sliding_windows(x: np.ndarray, reach: Sequence[int], axes: Sequence[int]) -> np.ndarray:
+    """[*counts, *reach]: every window along these axes, none along one that is shorter."""
+    if all(x.shape[axis] >= size for axis, size in zip(axes, reach, strict=True)):
+        return np.lib.stride_tricks.sliding_window_view(x, tuple(reach), axis=tuple(axes))
+    sizes = dict(zip(axes, reach, strict=True))
+    return np.zeros((*[max(0, n - sizes.get(axis, 1) + 1) for axis, n in enumerate(x.shape)], *reach), x.dtype)
+
+
 def contract(x: np.ndarray, w: np.ndarray, axes: tuple[Sequence[int], Sequence[int]]) -> np.ndarray:
     """`np.tensordot`, every product computed: where one side is a single number, that scales by BLAS, which makes 0 * inf 0 and not NaN."""
     x, w = np.moveaxis(x, axes[0], range(x.ndim - len(axes[0]), x.ndim)), np.moveaxis(w, axes[1], range(len(axes[1])))

@@ -27,6 +27,7 @@ from tc.ops.common import (
     require_equal,
     rounded_sums,
     same_dtype,
+    sliding_windows,
     sum_dtype,
     unravel,
     wide,
@@ -143,7 +144,7 @@ def numpy_windows(x: np.ndarray, window: Window, counts: Sequence[int]) -> np.nd
     """[n, c, *counts, *kernel]: every window of an already padded array."""
     rank = len(window.kernel)
     reach = tuple(int(window.reach(d)) for d in range(rank))
-    view = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, 2 + rank)))
+    view = sliding_windows(x, reach, range(2, 2 + rank))
     steps = tuple(slice(0, (n - 1) * s + 1 if n else 0, s) for n, s in zip(counts, window.strides, strict=True))
     return view[(slice(None), slice(None), *steps, *(slice(None, None, d) for d in window.dilations))]
 

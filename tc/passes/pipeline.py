@@ -32,6 +32,7 @@ from tc.passes.graph import (
     fuse_ops,
     integer_graphs,
     integer_products,
+    merge_image_axes,
     narrow_floats,
     pack_matmul,
     place_on_host,
@@ -85,7 +86,7 @@ from tc.target import Target
 # Importing these registers the passes that the texts below name.
 REGISTERED = (
     *(bounded_steps, byte_tables, canonicalize, convert_layout, cse, dce, find_attention, find_idioms, fold_constants, fuse_ops),
-    *(integer_graphs, integer_products, narrow_floats, share_kernels, share_scales),
+    *(integer_graphs, integer_products, merge_image_axes, narrow_floats, share_kernels, share_scales),
     *(pack_matmul, place_on_host, prove_indices, simplify_graph, simplify_splits, split_phases, use_parallel_forms, use_winograd, lower),
     *(separate_attention, separate_windows, transforms_as_products, unify_dims),
     *(check_accesses, compact_buffers, compute_in_outputs, hoist_guards, intrinsics, lift_workspace, lower_blocks, mark_in_place),
@@ -145,6 +146,7 @@ FUSE = """
     share_scales,                   # last of what reads scales and zero points
     remove_dead_code,               # weights that were packed or transformed
     fuse_ops,
+    merge_image_axes,
 """
 
 LOWER = "lower_primitives"
@@ -166,7 +168,7 @@ STRICT_ALGEBRA = """
 STRICT_SIMPLIFY = INTEGERS + STRICT_ALGEBRA
 STRICT_LAY_OUT = "convert_layout(exact=True)"
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
-STRICT_FUSE = "integer_windows, bound_steps, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops"
+STRICT_FUSE = "integer_windows, bound_steps, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops, merge_image_axes"
 STRICT_LOWER = LOWER + STEPS + ", mark_numerics(numerics='strict')"
 
 DEVICE_FUSE = "integer_windows, round_attention, transforms_as_products, use_parallel_forms, fuse_ops"

@@ -503,3 +503,25 @@ def test_a_size_that_is_0_when_it_runs_takes_that_of_the_operand(target: str, sh
         (expected,) = session.run(None, feed)
         assert result.shape == expected.shape
         np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(("op", "window"), [("MaxPool", "2,2 2,2"), ("AveragePool", "3,3 2,2"), ("MaxPool", "2,5 3,4")])
+def test_pools_take_images_shorter_than_their_windows(op: str, window: str, rng: np.random.Generator) -> None:
+    """Two pools, one after the other: programs are for images that are long enough for both, or for any."""
+    kernel, strides = window.split()
+    pool = f"{op}<kernel_shape = [{kernel}], strides = [{strides}]>"
+    text = f"g (float[n,2,h,w] x) => (float[] y) {{ a = {pool}(x) y = {pool}(a) }}"
+    sizes = [(h, w) for h in (1, 2, 4, 5, 9, 16, 23) for w in (1, 3, 6, 17, 21)]
+    compiled = compare(text, [[(2, 2, h, w)] for h, w in sizes if _runs(text, (2, 2, h, w))], rng)
+    assert compiled.general is not compiled
+
+
+def _runs(text: str, shape: tuple[int, ...]) -> bool:
+    """Whether onnxruntime has a result for an image: pools with a stride take none that is shorter than a window by that."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model(text).SerializeToString(), options)
+    try:
+        return bool(session.run(None, {"x": np.zeros(shape, np.float32)}))
+    except Exception:
+        return False

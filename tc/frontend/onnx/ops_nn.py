@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tc.errors import NodeError, ShapeError, UnsupportedError
+from tc.frontend.onnx.assumptions import assume_large_enough
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_training import batch_norm_of_batch
 from tc.frontend.onnx.values import ModelValue
-from tc.ir.arith import prove, simplify
+from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import DType, f32, f64, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum, select
 from tc.ir.types import product
@@ -209,12 +210,21 @@ def _per_channel(n: NodeContext, value: ModelValue, rank: int) -> ModelValue:
 def _may_be_short(n: NodeContext, x: ModelValue, window: Sequence[tuple[int, int, int]]) -> bool:
     """Whether a window, (reach, stride, padding) for each axis, may be longer than its padded input, by less than a stride.
 
-    onnxruntime then computes one result, of what there is, where the formula of the specification gives none: it divides toward zero.
+    onnxruntime then computes one result, of what there is, where the formula of the specification gives none: it divides toward zero. The
+    program may be one for images large enough, whose sizes then are what the formula says: a choice in each would be part of all behind it.
     """
-    return any(
-        stride > 1 and prove(x.shape[2 + d] + (padding - reach) >= 0, n.facts.assume(x.shape[2 + d] >= 1)) is not True
-        for d, (reach, stride, padding) in enumerate(window)
-    )
+    is_short = False
+    for dim, (reach, stride, padding) in zip(x.shape[2:], window, strict=False):
+        fits = partial(_fits, dim, reach - padding)
+        if stride > 1 and not fits(n.facts):
+            assume_large_enough(n.graph.builder, n.graph.shared, dim, fits, n.span)
+            is_short = is_short or not fits(n.facts)
+    return is_short
+
+
+def _fits(dim: Expr, reach: int, facts: Facts) -> bool:
+    """Whether a dim is one window long at least, if it is not 0."""
+    return prove(dim - reach >= 0, facts.assume(dim >= 1)) is True
 
 
 def _lowest(dtype: DType) -> int | float:

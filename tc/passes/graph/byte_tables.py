@@ -7,25 +7,19 @@ A chain between dequantize_linear and quantize_linear, and whatever part of a qu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
-from tc.errors import TcError
 from tc.ir.byte_table import ENTRIES
-from tc.ir.dtype import DType
-from tc.ir.expr import Var, const
-from tc.ir.graph import Atom, AttrValue, Call, TensorConst, TensorVar
+from tc.ir.graph import Atom, Call, TensorConst, TensorVar
 from tc.ir.module import IRModule
-from tc.ir.node import Node, children
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
-from tc.ops.registry import get_op, is_scoped
-from tc.passes.graph.fusion_kind import Access, FusionKind, infer_loop_shape
+from tc.ops.registry import get_op
+from tc.passes.graph.elementwise import computes_elements
 from tc.passes.graph.quantized import BYTES
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
-from tc.te import Read
 
 MOST_CALLS = 64
 """Of operators behind one table: whoever has more is no function that somebody wrote down."""
@@ -93,52 +87,15 @@ class _Function:
 SCALED = frozenset(("quantize_linear", "dequantize_linear"))
 """Whose operands after the first are numbers, or one for each channel: their references have no room for one for each element."""
 
-SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
-"""Of the axes of a tensor that stands for all: of different lengths none of which broadcasts."""
-
-
 def _is_elementwise(call: Call, result: TensorType) -> bool:
     """Whether an operator computes each element of those at its place, literal operands being one number each."""
-    if result.rank > len(SIZES):
-        return False
-    operands = tuple(None if arg is None else (_tensor_type(arg).dtype, _literal_rank(arg)) for arg in call.args)
-    asked = call.op, call.attrs, operands, result.dtype, result.rank
-    return _computes_elements.__wrapped__(*asked) if is_scoped(call.op) else _computes_elements(*asked)
+    operands = [None if arg is None else (_tensor_type(arg).dtype, _lengths(arg, result.rank)) for arg in call.args]
+    return computes_elements(call, tuple(operands), result.dtype, result.rank)
 
 
-@lru_cache(256)
-def _computes_elements(
-    op: str,
-    attrs: tuple[tuple[str, AttrValue], ...],
-    operands: tuple[tuple[DType, int | None] | None, ...],
-    dtype: DType,
-    rank: int,
-) -> bool:
-    """The same of an operator whose operands have these types and are variables, or literals of one element and so many axes."""
-    shape = tuple(map(const, SIZES[:rank]))
-    types = [operand and TensorType(shape if operand[1] is None else (const(1),) * operand[1], operand[0]) for operand in operands]
-    record, full = get_op(op), get_op(op).attrs(attrs)
-    try:
-        inferred = record.infer_types(types, full)
-    except TcError:
-        return False
-    if [type_.shape for type_ in inferred] != [shape]:
-        return False
-    found = infer_loop_shape(record, types, full, (TensorType(shape, dtype),))
-    pairs = zip(operands, found.accesses, strict=True)
-    is_local = all(access in (Access.IDENTITY, None) for operand, access in pairs if operand and operand[1] is None)
-    says_where = any(_says(value, stage.axes) for stage in found.stages for value in stage.values)
-    return found.kind is FusionKind.ELEMENTWISE and not found.gathers and is_local and not says_where
-
-
-def _says(value: Node, axes: tuple[Var, ...]) -> bool:
-    """Whether a value is computed of where it stands, as in trilu, and not only of what it reads there."""
-    return value in axes or (not isinstance(value, Read) and any(_says(child, axes) for child in children(value)))
-
-
-def _literal_rank(atom: Atom) -> int | None:
-    """How many axes a literal has, as operators of channels take no scalars; None for a variable."""
-    return None if isinstance(atom, TensorVar) else _tensor_type(atom).rank
+def _lengths(atom: Atom, rank: int) -> tuple[int | None, ...]:
+    """A variable has the axes of the result, and a literal ones: as many as it has, as operators of channels take no scalars."""
+    return (None,) * rank if isinstance(atom, TensorVar) else (1,) * _tensor_type(atom).rank
 
 
 def _tensor_type(atom: Atom) -> TensorType:
