@@ -19,7 +19,7 @@ Source: the interleaved stores of oneDNN's kernel of batches of products on AMX 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -228,21 +228,27 @@ def _pipelined(loops: list[For], parts: _Parts, facts: Facts) -> Stmt:
         return simplify_statement(fresh_binders(substitute(seq(*stmts), digits(loops, iteration))), known)
 
     rows = _rows_of(at(number, parts.after[0]), frozenset().union(*map(buffers_written, parts.stores)))
-    products = [part for stmt in parts.products for part in _listed(at(number + 1, stmt))]
-    meanwhile = seq(*_interleaved(products, rows, inside), at(number, *parts.after[1:]), at(number + 1, *parts.stores))
-    whole = seq(
-        at(const(0), *parts.before, _in(parts.registers, seq(*parts.products, *parts.stores))),
-        _repeated(number, simplify(count - 1, facts), seq(at(number + 1, *parts.before), _in(parts.registers, meanwhile)), facts),
-        at(count - 1, *parts.after),
-    )
+    meanwhile = seq(*_interleaved(parts.products, rows, inside), at(number, *parts.after[1:]), *parts.stores)
+    meanwhile = _let(digits(loops, number + 1), meanwhile)
+    products = fresh_binders(_let(digits(loops, const(0)), seq(*parts.products, *parts.stores)))
+    first = seq(at(const(0), *parts.before), products)
+    others = _repeated(number, simplify(count - 1, facts), seq(at(number + 1, *parts.before), meanwhile), facts)
+    whole = seq(_in(parts.registers, seq(first, others)), at(count - 1, *parts.after))
     return _in(parts.scratch, whole if proves(count >= 1, facts) else If(count >= 1, whole))
+
+
+def _let(values: Mapping[Var, Expr], stmt: Stmt) -> Stmt:
+    """A statement in which variables have these values, of which it need not be simplified: they say where something lies."""
+    for var, value in values.items():
+        stmt = Let(var, value, stmt)
+    return stmt
 
 
 def _repeated(var: Var, count: Expr, body: Stmt, facts: Facts, hints: LoopHints = NO_HINTS) -> Stmt:
     """The body so often, in a loop where it is not once or never."""
     if is_const(count, 0):
         return Seq(())
-    return simplify_statement(substitute(body, {var: const(0)}), facts) if is_const(count, 1) else For(var, count, body, hints=hints)
+    return Let(var, const(0), body) if is_const(count, 1) else For(var, count, body, hints=hints)
 
 
 def _in(buffers: Sequence[Buffer], stmt: Stmt) -> Stmt:
@@ -276,20 +282,17 @@ class _Rows:
 
     def some(self, first: Expr, count: int, facts: Facts) -> list[Stmt]:
         """`count` of them from one on, one after the other. Those whose numbers are known share their statements if they can."""
-        if isinstance(first, Const) and self._are_alike:
-            return [self._with_places(first + k) for k in range(count)]
         if count == 0:
             return []
+        if isinstance(first, Const) and self._are_alike:
+            return [self._with_places(first + k) for k in range(count)]
         place = Var("row", i64)
         row = substitute(self.body, digits(self.loops, first + place if count > 1 else first))
         loop = For(place, const(count), row, LoopKind.UNROLLED) if count > 1 else row
         return [simplify_statement(fresh_binders(loop), facts)]
 
     def _with_places(self, number: Expr) -> Stmt:
-        row = self.body
-        for var, place in digits(self.loops, number).items():
-            row = Let(var, place, row)
-        return row
+        return _let(digits(self.loops, number), self.body)
 
     @cached_property
     def _are_alike(self) -> bool:
@@ -351,8 +354,9 @@ def _among_iterations(loop: For, rows: _Rows, first: int, end: int, facts: Facts
     def iterations(begin: int, count: int, each: int) -> Stmt:
         step = Var(loop.var.name, loop.var.dtype)
         number, inside = (step, facts.with_range(step, const(count))) if count > 1 else (const(0), facts)
-        calls = _listed(simplify_statement(substitute(body, digits(loops, number + begin)), inside))
-        return _repeated(step, const(count), seq(*_among(calls, rows, number * each + first, each, inside)), inside, hints)
+        among = seq(*_among(_listed(body), rows, number * each + first, each, inside))
+        body_of_step = _let(digits(loops, number + begin), among)
+        return _repeated(step, const(count), fresh_binders(body_of_step) if begin else body_of_step, inside, hints)
 
     rest = rows.some(const(first + full * each), end - first - full * each, facts)
     return [iterations(0, full, each), *rest, iterations(full, steps - full, 0)]
