@@ -352,11 +352,11 @@ def _among_iterations(loop: For, rows: _Rows, first: int, end: int, facts: Facts
     hints = reduce(LoopHints.merged, [each.hints for each in loops])
 
     def iterations(begin: int, count: int, each: int) -> Stmt:
-        step = Var(loop.var.name, loop.var.dtype)
+        step = loop.var if not begin and len(loops) == 1 else Var(loop.var.name, loop.var.dtype)
         number, inside = (step, facts.with_range(step, const(count))) if count > 1 else (const(0), facts)
         among = seq(*_among(_listed(body), rows, number * each + first, each, inside))
-        body_of_step = _let(digits(loops, number + begin), among)
-        return _repeated(step, const(count), fresh_binders(body_of_step) if begin else body_of_step, inside, hints)
+        whole = _let({var: value for var, value in digits(loops, number + begin).items() if value is not var}, among)
+        return _repeated(step, const(count), fresh_binders(whole) if begin else whole, inside, hints)
 
     rest = rows.some(const(first + full * each), end - first - full * each, facts)
     return [iterations(0, full, each), *rest, iterations(full, steps - full, 0)]
