@@ -264,15 +264,25 @@ class _Context:
 _CONTEXT: ContextVar[_Context | None] = ContextVar("inference", default=None)
 
 
-@contextmanager
-def inference(facts: Facts) -> Iterator[list[Requirement]]:
-    """Infer types under `facts`; yields the list that collects what must be checked at run time."""
-    context = _Context(facts, [])
-    token = _CONTEXT.set(context)
-    try:
-        yield context.requirements
-    finally:
-        _CONTEXT.reset(token)
+class _Inference:
+    """See `inference`."""
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, facts: Facts) -> None:
+        self._context = _Context(facts, [])
+
+    def __enter__(self) -> list[Requirement]:
+        self._token = _CONTEXT.set(self._context)
+        return self._context.requirements
+
+    def __exit__(self, *_: object) -> None:
+        _CONTEXT.reset(self._token)
+
+
+def inference(facts: Facts) -> _Inference:
+    """Infer types under `facts`; entering it gives the list that collects what must be checked at run time."""
+    return _Inference(facts)
 
 
 def current_facts() -> Facts:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,13 +229,14 @@ def _has_convolutions(func: Function) -> bool:
 
 def layout_seconds(func: Function, target: Target) -> float:
     """The estimated time of a graph function on CPUs, in the layouts that would be chosen; infinite for one without convolutions."""
-    return _best_plan(func, target.lanes(32), Rates.on(target)).seconds
+    block, rates = target.lanes(32), Rates.on(target)
+    return _best_plan(func, _forms(func, func.bindings, block, rates), block, rates).seconds
 
 
-def _best_plan(func: Function, block: int, rates: Rates) -> _Plan:
-    """The cheapest of the plans with blocks of one width, the narrowest of several."""
-    forms, best = _forms(func, block, rates), _Plan(block, {}, math.inf)
-    of_widths = {width: forms if width == block else _forms(func, width, rates) for width in _widths(forms, block, rates)}
+def _best_plan(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> _Plan:
+    """The cheapest of the plans with blocks of one width, the narrowest of several; `forms`: those with blocks of `block`."""
+    best = _Plan(block, {}, math.inf)
+    of_widths = {width: forms if width == block else _forms(func, forms, width, rates) for width in _widths(forms, block, rates)}
     of_widths = {width: forms for width, forms in of_widths.items() if any(form.op == "conv_blocked" for form in forms.values())}
     costs = {width: _costs(func, forms, width, rates) for width, forms in of_widths.items()}
     for width in sorted(costs, key=lambda width: _least_seconds(costs[width])):
@@ -249,7 +250,7 @@ def _best_plan(func: Function, block: int, rates: Rates) -> _Plan:
 
 def _convert(func: Function, block: int, rates: Rates) -> Function:
     func = _convert_bodies(func, block, rates)
-    best = _best_plan(func, block, rates)
+    best = _best_plan(func, _around_convolutions(_forms(func, func.bindings, block, rates)), block, rates)
     return Rewriter(func, best.forms, best.block).run() if best.forms else func
 
 
@@ -262,13 +263,36 @@ class _Plan:
     seconds: float
 
 
-def _forms(func: Function, block: int, rates: Rates) -> dict[Binding, BlockedForm]:
-    """How bindings run on blocks of a width, those that may."""
+def _around_convolutions(forms: dict[Binding, BlockedForm]) -> dict[Binding, BlockedForm]:
+    """Of forms those that tensors of blocks may connect with a convolution's: nothing else is faster on blocks."""
+    around: defaultdict[object, list[Binding]] = defaultdict(list)
+    for binding, form in forms.items():
+        for atom in _in_blocks(binding, form):
+            around[atom].append(binding)
+    open_ = [binding for binding in forms if isinstance(binding.value, Call) and binding.value.op in CONVOLUTIONS]
+    found = set(open_)
+    while open_:
+        binding = open_.pop()
+        new = [other for atom in _in_blocks(binding, forms[binding]) for other in around.pop(atom, ()) if other not in found]
+        found.update(new)
+        open_ += new
+    return {binding: form for binding, form in forms.items() if binding in found}
+
+
+def _in_blocks(binding: Binding, form: BlockedForm) -> list[Atom | None]:
+    """What a binding reads and makes in blocks of channels."""
+    call = binding.value
+    assert isinstance(call, Call)
+    return [*binding.targets, *(arg for arg, taken in zip(call.args, form.operands, strict=False) if taken is Form.CHANNELS)]
+
+
+def _forms(func: Function, bindings: Iterable[Binding], block: int, rates: Rates) -> dict[Binding, BlockedForm]:
+    """How bindings of a function run on blocks of a width, those that may."""
     facts = Facts.of(func.facts)
     with inference(facts):
         return {
             binding: form
-            for binding in func.bindings
+            for binding in bindings
             if (form := _blocked_form(binding, block, rates, facts)) is not None and (not rates.only_halves or _is_of_halves(binding, form))
         }
 
@@ -383,7 +407,7 @@ _Costs = Mapping[tuple[object, object], float]
 def _costs(func: Function, forms: dict[Binding, BlockedForm], block: int, rates: Rates) -> _Costs:
     """What bindings take on blocks and as they are, and copies between them."""
     facts = Facts.of(func.facts)
-    producer = {target: binding for binding in func.bindings for target in binding.targets}
+    producer = {target: binding for binding in forms for target in binding.targets}
     wants: dict[TensorVar, dict[str, list[Binding]]] = {}
 
     def want(atom: Atom | None, form: str, user: Binding) -> None:
@@ -401,7 +425,8 @@ def _costs(func: Function, forms: dict[Binding, BlockedForm], block: int, rates:
         call = binding.value
         if form is None:
             for atom in atoms_read(binding.value):
-                want(atom, "plain", binding)
+                if atom in producer:  # of what is plain in any case nobody makes another copy
+                    want(atom, "plain", binding)
             continue
         assert isinstance(call, Call)
         on_blocks, as_it_is = (_seconds(binding, each, block, rates, facts) for each in (form, None))
@@ -419,7 +444,8 @@ def _costs(func: Function, forms: dict[Binding, BlockedForm], block: int, rates:
         if isinstance(result, TensorVar):
             wants.setdefault(result, {}).setdefault("plain", [])
     for atom, users in wants.items():
-        _conversion_edges(atom, producer.get(atom), users, forms, edge, block, rates, facts)
+        if atom in producer or "either" in users:
+            _conversion_edges(atom, producer.get(atom), users, forms, edge, block, rates, facts)
     return capacities
 
 
