@@ -54,6 +54,7 @@ from tc.ir.loop import (
     Store,
     WarpCall,
     While,
+    inner_statements,
 )
 from tc.ir.node import children
 from tc.ir.shared_memory import BANK_BYTES, BANKS, LINE_BYTES
@@ -141,9 +142,8 @@ def _launches(stmt: Stmt, values: dict[Var, np.ndarray], times: float) -> Iterat
         times *= extent
     elif isinstance(stmt, Let):
         values[stmt.var] = _array(_number(stmt.value, values))
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            yield from _launches(child, values, times)
+    for child in inner_statements(stmt):
+        yield from _launches(child, values, times)
 
 
 def _number(expr: Expr, values: Values) -> float:
@@ -236,9 +236,8 @@ class _Walk:
             case IntrinsicCall(name=name, operands=operands) if name in INTRINSICS:
                 self.visit(INTRINSICS[name].expand(operands), around)
             case _:
-                for child in children(stmt):
-                    if isinstance(child, Stmt):
-                        self.visit(child, around)
+                for child in inner_statements(stmt):
+                    self.visit(child, around)
 
     # -- what is around
 
@@ -441,7 +440,7 @@ def _points(stmt: Stmt) -> float:
     """Iterations of the innermost statement of a pattern."""
     if isinstance(stmt, For):
         return _number(stmt.extent, {}) * _points(stmt.body)
-    return max((_points(child) for child in children(stmt) if isinstance(child, Stmt)), default=1.0)
+    return max(map(_points, inner_statements(stmt)), default=1.0)
 
 
 def _width(addresses: np.ndarray, size: int) -> int:

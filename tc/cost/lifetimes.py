@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from tc.ir.expr import Buffer, Expr
-from tc.ir.loop import Alloc, For, Stmt, walk_statements
+from tc.ir.loop import Alloc, For, Stmt, inner_statements, walk_statements
 from tc.ir.node import children
 from tc.ir.uses import buffers_read, buffers_written
 
@@ -39,7 +39,7 @@ class _Uses:
     read_first: list[dict[Buffer, bool]] = field(default_factory=list)
 
     def visit(self, stmt: Stmt) -> None:
-        inside = [child for child in children(stmt) if isinstance(child, Stmt)]
+        inside = [*inner_statements(stmt)]
         if not inside:
             self.use(buffers_read(stmt), buffers_written(stmt))
             return

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import prod
 
 from tc.ir.expr import Buffer, Const, Expr, Load
-from tc.ir.loop import Stmt
-from tc.ir.node import cached_on_node, children
+from tc.ir.loop import Stmt, inner_statements
+from tc.ir.node import cached_on_node
 
 BOX_ROW_BYTES = 128
 """Of a row of a box, which lies in shared memory as `swizzle_mode(128, ...)` says."""
@@ -136,11 +136,11 @@ def box_buffers(stmt: Stmt) -> frozenset[Buffer]:
 def box_copies(stmt: Stmt) -> tuple[CopyBox, ...]:
     """The copies of boxes at or below a statement, in order."""
     own = (stmt,) if isinstance(stmt, CopyBox) else ()
-    return own + tuple(copy for child in children(stmt) if isinstance(child, Stmt) for copy in box_copies(child))
+    return own + tuple(copy for child in inner_statements(stmt) for copy in box_copies(child))
 
 
 @cached_on_node
 def barrier_buffers(stmt: Stmt) -> frozenset[Buffer]:
     """The buffers whose elements are phase barriers at or below a statement."""
     own = frozenset((stmt.barrier.buffer,)) if isinstance(stmt, (*BarrierStmt, CopyBox)) else frozenset[Buffer]()
-    return own.union(*(barrier_buffers(child) for child in children(stmt) if isinstance(child, Stmt)))
+    return own.union(*map(barrier_buffers, inner_statements(stmt)))

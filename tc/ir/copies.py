@@ -29,6 +29,7 @@ from tc.ir.loop import (
     Store,
     WarpCall,
     While,
+    inner_statements,
     walk_statements,
 )
 from tc.ir.node import Node, cached_on_node, children, substitute
@@ -81,12 +82,12 @@ def copied(value: Expr) -> tuple[Expr, Load] | None:
 @cached_on_node
 def counts_copies(stmt: Stmt) -> bool:
     """Whether a group of copies is closed or awaited at or below a statement."""
-    return isinstance(stmt, (CommitCopies, AwaitCopies)) or any(counts_copies(child) for child in children(stmt) if isinstance(child, Stmt))
+    return isinstance(stmt, (CommitCopies, AwaitCopies)) or any(map(counts_copies, inner_statements(stmt)))
 
 
 @cached_on_node
 def _waits(stmt: Stmt) -> bool:
-    return isinstance(stmt, Barrier) or counts_copies(stmt) or any(_waits(child) for child in children(stmt) if isinstance(child, Stmt))
+    return isinstance(stmt, Barrier) or counts_copies(stmt) or any(map(_waits, inner_statements(stmt)))
 
 
 def copied_buffers(stmt: Stmt) -> frozenset[Buffer]:
@@ -207,9 +208,8 @@ class _Counter:
             case While():
                 self.complain(stmt, "copies are awaited in a while loop, in which their groups cannot be counted")
                 return state
-        for child in children(stmt):
-            if isinstance(child, Stmt):
-                state = self.run(child, state, values)
+        for child in inner_statements(stmt):
+            state = self.run(child, state, values)
         return state
 
     def complain(self, stmt: Node, message: str) -> None:

@@ -8,8 +8,8 @@ from math import prod
 from tc.errors import VerifyError
 from tc.ir.arith import prove
 from tc.ir.expr import Const, Expr, const, is_const
-from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt
-from tc.ir.node import Node, children
+from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Stmt, inner_statements
+from tc.ir.node import Node
 from tc.ir.paths import facts_along
 from tc.ir.uses import buffers_written, reads_memory, variables
 
@@ -42,9 +42,8 @@ def _blocks(stmt: Stmt, path: Path) -> Iterator[tuple[Block, Path]]:
     """Every block with the statements around it, outermost first."""
     if isinstance(stmt, Block):
         yield stmt, path
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            yield from _blocks(child, (*path, stmt))
+    for child in inner_statements(stmt):
+        yield from _blocks(child, (*path, stmt))
 
 
 def _complaint(func: PrimFunc, block: Block, path: Path) -> str | None:

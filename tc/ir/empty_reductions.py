@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import i64
 from tc.ir.expr import TRUE, Buffer, Expr, Var, conjuncts, const, equal, logical_and, logical_not, logical_or
-from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, Let, PrimFunc, Seq, Stmt, seq
-from tc.ir.node import Node, cached_on_node, children, map_children, replace, substitute
+from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, Let, PrimFunc, Seq, Stmt, inner_statements, seq
+from tc.ir.node import Node, cached_on_node, map_children, replace, substitute
 from tc.ir.paths import facts_along
 from tc.ir.structural import fresh_binders
 from tc.ir.uses import buffers_read, buffers_written, unbound, variables
@@ -41,7 +41,7 @@ def start_empty_reductions(func: PrimFunc) -> PrimFunc:
 def has_start(stmt: Stmt) -> bool:
     """Whether a block at or below a statement has an initialisation."""
     own = isinstance(stmt, Block) and stmt.init is not None
-    return own or any(has_start(child) for child in children(stmt) if isinstance(child, Stmt))
+    return own or any(map(has_start, inner_statements(stmt)))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tc.ir.expr import Buffer, Const
-from tc.ir.loop import Alloc, For, LoopKind, Stmt
+from tc.ir.loop import Alloc, For, LoopKind, Stmt, inner_statements
 from tc.ir.node import cached_on_node, children
 from tc.ir.uses import reads_memory, variables
 
@@ -36,7 +36,7 @@ def is_thread_loop(stmt: object) -> bool:
 def has_launch(stmt: Stmt) -> bool:
     """Whether a loop at or below a statement is bound."""
     is_bound = isinstance(stmt, For) and stmt.kind is LoopKind.BOUND
-    return is_bound or any(has_launch(child) for child in children(stmt) if isinstance(child, Stmt))
+    return is_bound or any(map(has_launch, inner_statements(stmt)))
 
 
 def launches_in(stmt: Stmt) -> Iterator[For]:
@@ -44,9 +44,8 @@ def launches_in(stmt: Stmt) -> Iterator[For]:
     if isinstance(stmt, For) and stmt.kind is LoopKind.BOUND:
         yield stmt
     elif has_launch(stmt):
-        for child in children(stmt):
-            if isinstance(child, Stmt):
-                yield from launches_in(child)
+        for child in inner_statements(stmt):
+            yield from launches_in(child)
 
 
 def block_loops(launch: For) -> tuple[tuple[For, ...], Stmt]:
@@ -117,9 +116,8 @@ def _complaints(stmt: Stmt, path: tuple[Stmt, ...]) -> Iterator[Complaint]:
         if message is not None:
             yield stmt, message
     inner = (*path, stmt)
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            yield from _complaints(child, inner)
+    for child in inner_statements(stmt):
+        yield from _complaints(child, inner)
 
 
 def _complaint(loop: For, path: tuple[Stmt, ...], loops: tuple[For, ...]) -> str | None:

@@ -258,6 +258,23 @@ class PrimFunc(Located):
         return tuple(param for param in self.params if isinstance(param, Var))
 
 
+WITH_BODY = frozenset((For, Alloc, Let, While))
+"""Statements around one other."""
+_WITHOUT_STATEMENTS = frozenset((Store, IntrinsicCall, WarpCall))
+
+
+def inner_statements(stmt: Node) -> tuple[Stmt, ...]:
+    """The statements directly below one, in order."""
+    cls = type(stmt)
+    if cls in WITH_BODY:
+        return (stmt.body,)  # type: ignore[attr-defined]  # one look in a set, for every statement there is
+    if cls is Seq:
+        return stmt.stmts  # type: ignore[attr-defined,no-any-return]
+    if cls in _WITHOUT_STATEMENTS:
+        return ()
+    return tuple(child for child in children(stmt) if isinstance(child, Stmt))
+
+
 def seq(*stmts: Stmt) -> Stmt:
     """The statements one after the other, flattened; a single one is itself."""
     flat: list[Stmt] = []

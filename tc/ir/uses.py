@@ -5,7 +5,7 @@ from __future__ import annotations
 from tc.ir.box_copies import Arrive, CopyBox, SetUpBarrier
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Load, Max, Min, Select, Var
-from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall, While
+from tc.ir.loop import Alloc, Block, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall, While, inner_statements
 from tc.ir.node import Located, Node, binders, cached_on_node, children
 
 
@@ -69,15 +69,14 @@ def has_choices(node: Node) -> bool:
 @cached_on_node
 def has_intrinsic(stmt: Stmt) -> bool:
     """Whether a block hands regions of buffers to an intrinsic, so that its loads do not tell all that it touches."""
-    inner = (child for child in children(stmt) if isinstance(child, Stmt))
-    return isinstance(stmt, IntrinsicCall) or any(map(has_intrinsic, inner))
+    return isinstance(stmt, IntrinsicCall) or any(map(has_intrinsic, inner_statements(stmt)))
 
 
 @cached_on_node
 def has_tiles(stmt: Stmt) -> bool:
     """Whether tiles are held in registers of their own at or below a statement."""
     is_one = isinstance(stmt, Alloc) and stmt.buffer.scope == "tile"
-    return is_one or any(has_tiles(child) for child in children(stmt) if isinstance(child, Stmt))
+    return is_one or any(map(has_tiles, inner_statements(stmt)))
 
 
 @cached_on_node

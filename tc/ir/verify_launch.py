@@ -14,8 +14,21 @@ from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const, Expr, Var, const
 from tc.ir.intrinsic import is_of_group
 from tc.ir.launch import Complaint, FinishedLaunch, finished, launches_in
-from tc.ir.loop import Alloc, AwaitCopies, Barrier, CommitCopies, For, If, Let, Stmt, WarpCall, While, walk_statements
-from tc.ir.node import Node, children, substitute
+from tc.ir.loop import (
+    Alloc,
+    AwaitCopies,
+    Barrier,
+    CommitCopies,
+    For,
+    If,
+    Let,
+    Stmt,
+    WarpCall,
+    While,
+    inner_statements,
+    walk_statements,
+)
+from tc.ir.node import Node, substitute
 from tc.ir.uses import buffers_read, variables
 from tc.ir.verify_phases import first_phase_complaint
 
@@ -84,9 +97,8 @@ def _uneven_barriers(stmt: Node, varying: frozenset[Var], under: str | None) -> 
             under = f"under the condition {condition}"
         case Let(var=var, value=value) if _varies(value, varying):
             varying = varying | {var}
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            yield from _uneven_barriers(child, varying, under)
+    for child in inner_statements(stmt):
+        yield from _uneven_barriers(child, varying, under)
 
 
 def _lanes_that_stay_away(parts: FinishedLaunch) -> Iterator[tuple[Node, str]]:
@@ -110,9 +122,8 @@ def _divided_calls(stmt: Node, lanes: _Lanes, own: frozenset[Var], under: str | 
             under = f"under the condition {condition}"
         case Let(var=var, value=value) if lanes.differ(value, own):
             own = own | {var}
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            yield from _divided_calls(child, lanes, own, under, kind)
+    for child in inner_statements(stmt):
+        yield from _divided_calls(child, lanes, own, under, kind)
 
 
 class _Lanes:

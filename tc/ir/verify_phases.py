@@ -29,8 +29,8 @@ from tc.ir.box_copies import (
 from tc.ir.expr import Buffer, Const, Expr, Load, Var
 from tc.ir.intrinsic import GROUP_THREADS, INTRINSICS, is_of_group
 from tc.ir.launch import FinishedLaunch
-from tc.ir.loop import Alloc, Barrier, For, If, Let, Seq, Stmt, WarpCall, While
-from tc.ir.node import Node, cached_on_node, children
+from tc.ir.loop import Alloc, Barrier, For, If, Let, Seq, Stmt, WarpCall, While, inner_statements
+from tc.ir.node import Node, cached_on_node
 from tc.ir.phases import BoxMemory, Phases, PhaseStop
 from tc.ir.printer import print_ir
 from tc.ir.uses import variables
@@ -56,7 +56,7 @@ def _has_phases(stmt: Stmt) -> bool:
     """Whether a thread does something at or below a statement that matters here."""
     own = isinstance(stmt, (CopyBox, SetUpBarrier, Arrive, AwaitPhase, BeginProducts, CommitProducts, AwaitProducts, Barrier))
     own = own or (isinstance(stmt, WarpCall) and is_of_group(stmt.name))
-    return own or any(_has_phases(child) for child in children(stmt) if isinstance(child, Stmt))
+    return own or any(map(_has_phases, inner_statements(stmt)))
 
 
 @dataclass(frozen=True)

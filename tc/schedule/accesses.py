@@ -10,7 +10,19 @@ from tc.ir.cached import cached_property
 from tc.ir.dtype import i64
 from tc.ir.expr import TRUE, Buffer, Expr, Load, Var, const, logical_and, logical_not
 from tc.ir.intrinsic import INTRINSICS, is_of_group
-from tc.ir.loop import AsyncStore, Block, BlockAxis, For, If, IntrinsicCall, Let, Stmt, Store, WarpCall
+from tc.ir.loop import (
+    AsyncStore,
+    Block,
+    BlockAxis,
+    For,
+    If,
+    IntrinsicCall,
+    Let,
+    Stmt,
+    Store,
+    WarpCall,
+    inner_statements,
+)
 from tc.ir.node import Node, children, substitute
 from tc.ir.polynomial import polynomial
 from tc.ir.uses import buffers_read, buffers_written
@@ -141,9 +153,8 @@ def _accesses(stmt: Stmt, scope: AccessScope, buffers: Set[Buffer]) -> Iterator[
         case IntrinsicCall(name=name, operands=operands) if name != "prefetch":
             yield from _accesses(INTRINSICS[name].expand(operands), scope, buffers)
         case _:
-            for child in children(stmt):
-                if isinstance(child, Stmt):
-                    yield from _accesses(child, scope, buffers)
+            for child in inner_statements(stmt):
+                yield from _accesses(child, scope, buffers)
 
 
 def _row(operand: Load, scope: AccessScope) -> ElementAccess:

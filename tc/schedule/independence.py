@@ -41,11 +41,11 @@ from tc.ir.loop import (
     LoopKind,
     PrimFunc,
     Seq,
-    Stmt,
     Store,
     While,
+    inner_statements,
 )
-from tc.ir.node import Node, children, replace, substitute, walk
+from tc.ir.node import Node, replace, substitute, walk
 from tc.ir.polynomial import Polynomial, polynomial
 from tc.ir.prover import proves_nonnegative
 from tc.ir.types import DimFact
@@ -357,7 +357,7 @@ class _Proof:
         if start is None:
             return False
         for stmt, inner in zip(path[start:], path[start + 1 :], strict=False):
-            others = [child for child in children(stmt) if isinstance(child, Stmt) and child is not inner]
+            others = [child for child in inner_statements(stmt) if child is not inner]
             if buffer in own_reads(stmt) or any(touches(child, buffer) for child in others):
                 return False
         return buffer not in own_reads(self.place.loop)
@@ -454,7 +454,7 @@ def _always_stores(block: Block, buffer: Buffer) -> bool:
         if isinstance(stmt, Store) and stmt.buffer is buffer:
             return True
         if isinstance(stmt, (Seq, Let, Alloc)):
-            parts += [child for child in children(stmt) if isinstance(child, Stmt)]
+            parts += [*inner_statements(stmt)]
     return False
 
 

@@ -11,8 +11,22 @@ from tc.errors import ScheduleError
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Expr, Var, select
-from tc.ir.loop import Alloc, AxisKind, Block, For, If, IntrinsicCall, Let, PrimFunc, Seq, Stmt, Store, While, seq
-from tc.ir.node import Node, cached_by_identity, cached_on_node, children, replace, substitute
+from tc.ir.loop import (
+    WITH_BODY,
+    Alloc,
+    AxisKind,
+    Block,
+    For,
+    If,
+    Let,
+    PrimFunc,
+    Seq,
+    Stmt,
+    While,
+    inner_statements,
+    seq,
+)
+from tc.ir.node import Node, cached_by_identity, cached_on_node, replace, substitute
 from tc.ir.paths import facts_along
 from tc.ir.uses import buffers_read, buffers_written, own_reads, reads_memory, variables
 
@@ -61,20 +75,9 @@ def below(place: Place) -> list[Place]:
     return [Place(child, inner) for child in _sub_statements(place.stmt)]
 
 
-_WITH_BODY = frozenset((For, Alloc, Let, While))
-_WITHOUT_STATEMENTS = frozenset((Block, Store, IntrinsicCall))
-
-
 def _sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
     """The statements directly below one; of a block none."""
-    cls = type(stmt)
-    if cls in _WITH_BODY:
-        return (stmt.body,)  # type: ignore[attr-defined]  # one look in a set, for every statement there is
-    if isinstance(stmt, Seq):
-        return stmt.stmts
-    if cls in _WITHOUT_STATEMENTS:
-        return ()
-    return tuple(child for child in children(stmt) if isinstance(child, Stmt))
+    return () if isinstance(stmt, Block) else inner_statements(stmt)
 
 
 @cached_on_node
@@ -198,7 +201,7 @@ def replace_stmt(func: PrimFunc, place: Place, new: Stmt | None) -> PrimFunc:
     current: Stmt | None = new
     old = place.stmt
     for parent in reversed(place.path):
-        if type(parent) in _WITH_BODY and current is not None:
+        if type(parent) in WITH_BODY and current is not None:
             current = replace(parent, body=current)
         else:
             current = _with_child(parent, old, current)
@@ -320,7 +323,7 @@ def _taken_names(stmt: Stmt) -> frozenset[tuple[type[Stmt], str]]:
         own = ((For, stmt.var.name),)
     elif isinstance(stmt, Block):
         own = ((Block, stmt.name),)
-    return frozenset(own).union(*[_taken_names(child) for child in children(stmt) if isinstance(child, Stmt)])
+    return frozenset(own).union(*map(_taken_names, inner_statements(stmt)))
 
 
 def facts_at(func: PrimFunc, place: Place) -> Facts:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tc.errors import TcError
 from tc.ir.arith import evaluate
 from tc.ir.expr import BinaryExpr, Buffer, Checked, CompareExpr, Expr, Load, MathCall, Var
-from tc.ir.loop import Block, For, If, IntrinsicCall, PrimFunc, Stmt, Store, While
+from tc.ir.loop import Block, For, If, IntrinsicCall, PrimFunc, Stmt, Store, While, inner_statements
 from tc.ir.node import Node, children
 
 
@@ -81,9 +81,8 @@ def _stores(stmt: Stmt, times: int, env: Mapping[Var, int]) -> Iterator[tuple[in
             if second is not None:
                 yield from _stores(second, times, env)
         case _:
-            for child in children(stmt):
-                if isinstance(child, Stmt):
-                    yield from _stores(child, times, env)
+            for child in inner_statements(stmt):
+                yield from _stores(child, times, env)
 
 
 def _operations(value: Expr) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tc.ir.expr import Add, Expr, Load, Mul, Var
-from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store
-from tc.ir.node import children, walk
+from tc.ir.loop import For, IntrinsicCall, LoopKind, PrimFunc, Stmt, Store, inner_statements
+from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.ir.x86_intrinsics import DOTS, INTERLEAVES, fills_tile, is_sum_store, is_tile_dot
 
@@ -46,7 +46,7 @@ class _Sums:
                 return self._is_product_or_copy(stmt, lane)
             case For(kind=LoopKind.VECTORIZED):
                 return self.all_products(stmt.body, stmt.var)
-        return all(self.all_products(child, lane) for child in children(stmt) if isinstance(child, Stmt))
+        return all(self.all_products(child, lane) for child in inner_statements(stmt))
 
     def _is_product_or_copy(self, store: Store, lane: Var | None) -> bool:
         own = Load(store.buffer, store.indices)

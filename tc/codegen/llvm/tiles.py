@@ -16,8 +16,7 @@ from tc.errors import CodegenError
 from tc.ir.dtype import DType, bf16, i8, u8
 from tc.ir.expr import Buffer, Const, Expr, Load, as_expr, mul
 from tc.ir.intrinsic import Intrinsic
-from tc.ir.loop import Alloc, For, LoopKind, Stmt
-from tc.ir.node import children
+from tc.ir.loop import Alloc, For, LoopKind, Stmt, inner_statements
 from tc.ir.types import product
 from tc.ir.x86_intrinsics import (
     NUM_TILES,
@@ -54,9 +53,8 @@ def _sizes(stmt: Stmt, in_parallel: bool) -> Counter[TileSize]:
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL and not in_parallel:
         return Counter()
     found: Counter[TileSize] = Counter()
-    for child in children(stmt):
-        if isinstance(child, Stmt):
-            found |= _sizes(child, in_parallel)
+    for child in inner_statements(stmt):
+        found |= _sizes(child, in_parallel)
     if isinstance(stmt, Alloc) and stmt.buffer.scope == "tile":
         found[_size(stmt.buffer)] += 1
     return found

@@ -18,6 +18,7 @@ from tc.ir.loop import (
     Store,
     While,
     annotation,
+    inner_statements,
     row_padding_of,
 )
 from tc.ir.node import Node, binders, children, replace, transform
@@ -131,7 +132,7 @@ def _common_path(body: Stmt, buffer: Buffer, facts: Facts, around: int) -> tuple
         return None
     current = body
     while True:
-        inner = [child for child in children(current) if isinstance(child, Stmt) and touches(child, buffer)]
+        inner = [child for child in inner_statements(current) if touches(child, buffer)]
         direct = isinstance(current, Store) or (
             isinstance(current, (For, If))
             and any(touches(child, buffer) for child in children(current) if isinstance(child, Expr))

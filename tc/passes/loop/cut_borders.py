@@ -26,7 +26,7 @@ from tc.ir.expr import (
     maximum,
     minimum,
 )
-from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store, seq
+from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store, inner_statements, seq
 from tc.ir.node import Node, cached_on_node, children, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
 from tc.ir.uses import buffers_read, buffers_written, has_choices, has_selects, reads_memory, variables
@@ -136,7 +136,7 @@ def _is_copy(loop: For) -> bool:
 @cached_on_node
 def _is_plain(stmt: Stmt) -> bool:
     """Whether there are only loops, stores and conditions at and below a statement."""
-    return isinstance(stmt, (For, Seq, Store, If)) and all(_is_plain(child) for child in children(stmt) if isinstance(child, Stmt))
+    return isinstance(stmt, (For, Seq, Store, If)) and all(map(_is_plain, inner_statements(stmt)))
 
 
 def _saves_gathers(loop: For) -> bool:

@@ -6,8 +6,8 @@ from tc.ir.arith import Facts, simplify
 from tc.ir.bounds import bounds
 from tc.ir.expr import Buffer, Const, Expr, Load, Var, call, const
 from tc.ir.launch import has_launch
-from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, Store, seq
-from tc.ir.node import Node, children, replace, transform
+from tc.ir.loop import Alloc, For, LoopKind, PrimFunc, Seq, Stmt, Store, inner_statements, seq
+from tc.ir.node import Node, replace, transform
 from tc.ir.types import product
 from tc.ir.uses import reads_memory, variables
 from tc.passes.manager import loop_pass
@@ -49,9 +49,8 @@ def lift_workspace(func: PrimFunc, *, max_stack_bytes: int = MAX_STACK_BYTES, th
                 even = [loop for loop in parallel if variables(loop.extent) <= dims and not reads_memory(loop.extent)]
                 serial.update(() if threads else set(parallel) - set(even), lanes)
                 lifted[stmt.buffer] = _lifted_buffer(stmt.buffer, parallel if threads else tuple(even), threads)
-        for child in children(stmt):
-            if isinstance(child, Stmt):
-                visit(child, parallel, lanes, in_launch)
+        for child in inner_statements(stmt):
+            visit(child, parallel, lanes, in_launch)
 
     visit(func.body, ())
     if not lifted and all(alloc.buffer.scope != "global" for alloc in kept):

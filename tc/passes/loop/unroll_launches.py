@@ -24,11 +24,12 @@ from tc.ir.loop import (
     Store,
     WarpCall,
     While,
+    inner_statements,
     is_statement,
     seq,
     walk_statements,
 )
-from tc.ir.node import Node, children, replace, substitute, transform, walk
+from tc.ir.node import Node, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
 from tc.passes.manager import loop_pass
 
@@ -85,7 +86,7 @@ def _statements(stmt: Node) -> int:
     """How many statements are left of one when its loops are written out."""
     if isinstance(stmt, (Store, WarpCall)):
         return 1 + FUNCTION_STATEMENTS * sum(isinstance(node, MathCall) for node in walk(stmt))
-    inside = sum(_statements(child) for child in children(stmt) if isinstance(child, Stmt))
+    inside = sum(map(_statements, inner_statements(stmt)))
     is_copied = isinstance(stmt, For) and stmt.kind is LoopKind.UNROLLED and isinstance(stmt.extent, Const)
     return inside * int(stmt.extent.value) if is_copied else inside  # type: ignore[attr-defined]
 
