@@ -15,7 +15,7 @@ from tc.ir.expr import Expr, Select, cast, const, is_const, logical_and, maximum
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, ints, operand, sum_dtype, unravel, wide
-from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.ops.window import Window, int_window, numpy_windows, output_dim, pad_stage, taps, window_of
 from tc.te import Tensor
 
@@ -31,12 +31,16 @@ def _pool_window(attrs: Attrs, rank: int, op: str) -> Window:
 
 
 def _pool_dim(dim: Expr, window: Window, d: int, attrs: Attrs) -> Expr:
-    """As `output_dim`. With `clip`, a window that is longer than the padded input, by less than a stride, counts once."""
-    plain = output_dim(dim, window, d, attrs.ceil_mode)
-    if attrs.ceil_mode or not attrs.clip:
+    """As `output_dim`. With `clip`, a window that is longer than the padded input, by less than a stride, counts once; if by less than two,
+    there is none: quotients are rounded toward zero. The dim is named as seldom as can be, as dims behind it name this one."""
+    plain, stride = output_dim(dim, window, d, attrs.ceil_mode), window.strides[d]
+    if attrs.ceil_mode or not attrs.clip or stride == 1:
         return plain
-    free = dim + (window.begin[d] + window.end[d]) - window.reach(d)
-    return simplify(Select(logical_and(dim > 0, free < 0, free > -window.strides[d]), const(1), plain))
+    missing = window.reach(d) - (window.begin[d] + window.end[d])
+    free = dim - missing
+    rounded = maximum(free, 0) // stride + (minimum(free, 0) + (stride - 1)) // stride + 1
+    never_of_nothing = isinstance(missing, int) and missing >= stride  # an input without elements is that much too short
+    return simplify(rounded if never_of_nothing else Select(dim > 0, rounded, plain))
 
 
 def _sticks_out(attrs: Attrs) -> bool:
@@ -51,6 +55,10 @@ def _infer_pool(op: str) -> Callable[[Types, Attrs], TensorType]:
             raise ShapeError(f"{op}: the operand must be [n, c, *space], found {x}")
         window = _pool_window(attrs, x.rank - 2, op)
         space = tuple(_pool_dim(x.shape[2 + d], window, d, attrs) for d in range(x.rank - 2))
+        for d, dim in enumerate(x.shape[2:]) if attrs.clip and not attrs.ceil_mode else ():
+            missing = window.reach(d) - (window.begin[d] + window.end[d])
+            if isinstance(missing, int) and missing > window.strides[d] > 1:
+                require(dim > 0, f"{op}: dim {2 + d} of the operand is 0, and a window is longer than its padding by {missing}")
         return TensorType((*x.shape[:2], *space), x.dtype)
 
     return infer
@@ -252,7 +260,7 @@ def _window_sizes(x: Tensor, attrs: Attrs, window: Window, axes: Sequence[Expr])
         start = axis * window.strides[d] - window.begin[d]
         dim = x.shape[2 + d]
         if attrs.count_include_pad:
-            if not _sticks_out(attrs):
+            if not attrs.ceil_mode:
                 count: Expr = const(int(window.kernel[d]))
             else:
                 room = dim + window.end[d] - start
@@ -295,7 +303,7 @@ def _run_avg_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
             max(max(n - 1, 0) * s + int(window.reach(d)) - ones.shape[2 + d], 0)
             for d, (n, s) in enumerate(zip(counts, window.strides, strict=True))
         ]
-        ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in extra)])
+        ones = np.pad(ones, [(0, 0), (0, 0), *((0, e) for e in extra)], constant_values=0 if attrs.ceil_mode else 1)
         sizes = numpy_windows(ones, int_window(kept, attrs.kernel, x.ndim - 2, "avg_pool"), counts)
     else:
         sizes, _, _ = _padded_windows(ones, attrs, 0, "avg_pool")

@@ -505,15 +505,30 @@ def test_a_size_that_is_0_when_it_runs_takes_that_of_the_operand(target: str, sh
         np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize(("op", "window"), [("MaxPool", "2,2 2,2"), ("AveragePool", "3,3 2,2"), ("MaxPool", "2,5 3,4")])
-def test_pools_take_images_shorter_than_their_windows(op: str, window: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("op", "window", "more"),
+    [
+        ("MaxPool", "2,2 2,2", ""),
+        ("AveragePool", "3,3 2,2", ""),
+        ("MaxPool", "2,5 3,4", ""),
+        ("AveragePool", "5,2 3,1", ", count_include_pad = 1"),  # divided by the window, also by what of it is no image
+        ("AveragePool", "3,3 2,2", ", count_include_pad = 1, pads = [0,1,0,0]"),
+    ],
+)
+def test_pools_take_images_shorter_than_their_windows(op: str, window: str, more: str, rng: np.random.Generator) -> None:
     """Two pools, one after the other: programs are for images that are long enough for both, or for any."""
     kernel, strides = window.split()
-    pool = f"{op}<kernel_shape = [{kernel}], strides = [{strides}]>"
+    pool = f"{op}<kernel_shape = [{kernel}], strides = [{strides}]{more}>"
     text = f"g (float[n,2,h,w] x) => (float[] y) {{ a = {pool}(x) y = {pool}(a) }}"
     sizes = [(h, w) for h in (1, 2, 4, 5, 9, 16, 23) for w in (1, 3, 6, 17, 21)]
-    compiled = compare(text, [[(2, 2, h, w)] for h, w in sizes if _runs(text, (2, 2, h, w))], rng)
+    running = [(2, 2, h, w) for h, w in sizes if _runs(text, (2, 2, h, w))]
+    compiled = compare(text, [[shape] for shape in running], rng)
+    assert len(running) > 5
     assert compiled.general is not compiled
+    for h, w in sizes:
+        if (2, 2, h, w) not in running:
+            with pytest.raises(InputError, match=r"must not be negative|is 0"):
+                compiled(np.zeros((2, 2, h, w), np.float32))
 
 
 def _runs(text: str, shape: tuple[int, ...]) -> bool:
