@@ -56,8 +56,8 @@ def _along(tensor: Tensor | None, axes: Sequence[Expr], axis: int, size: Expr, b
         return None
     if block:
         return tensor[tuple(floordiv(index, block) if d == axis else index for d, index in enumerate(axes))]
-    if not tensor.shape:
-        return tensor[()]
+    if not tensor.shape or not axes:  # of a number the parameter is one, too
+        return tensor[(const(0),) * len(tensor.shape)]
     return tensor[broadcast_index(axes[axis], tensor.shape[0], size)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import tc
 from tc.interp import run_function
 from tc.ir.dtype import DType, i8, u8
 from tc.ir.graph import Atom, Call
@@ -155,3 +156,21 @@ def test_a_number_of_another_rank_keeps_the_shape_of_the_result() -> None:
     assert after.main.results[0].type.static_shape == (1, 5)
     numbers = [np.arange(5, dtype=np.uint8)]
     assert np.array_equal(run_function(after, "main", numbers)[0], run_function(module, "main", numbers)[0])
+
+
+def test_a_number_quantized_by_vectors_of_one_element_is_looked_up() -> None:
+    """Parameters may have more axes than what they belong to."""
+
+    def build(b: GraphBuilder) -> Atom:
+        parameters = b.const(np.array([0.1], np.float32)), b.const(np.array([3], np.uint8))
+        wide = b.call("sigmoid", b.call("dequantize_linear", bytes_of(b, shape=()), *parameters))
+        return b.call("quantize_linear", wide, *parameters, dtype=u8)
+
+    module = module_of(build)
+    after, ops = narrowed(module)
+
+    assert ops == ["lookup"]
+    for number in (0, 3, 7, 255):
+        x = np.array(number, np.uint8)
+        np.testing.assert_array_equal(run_function(after, "main", [x])[0], run_function(module, "main", [x])[0])
+        np.testing.assert_array_equal(tc.compile(module)(x), run_function(module, "main", [x])[0])

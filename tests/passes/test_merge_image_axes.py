@@ -108,6 +108,17 @@ def test_what_does_more_than_that_stays(what: str) -> None:
     np.testing.assert_array_equal(run_function(after, "main", [x])[0], run_function(before, "main", [x])[0])
 
 
+def test_axes_are_not_taken_for_those_of_the_image_by_their_sizes() -> None:
+    """Of a result with another rank, whose axes of the same numbers are as long by chance."""
+
+    b = GraphBuilder()
+    y = _conv(b, b.param("x", tensor_type((1, 2, BLOCK, BLOCK, BLOCK), f32)), np.random.default_rng(9), 2, 2)
+    primitive = b.function("f", (b.call("relu", b.call("reshape", y, shape=(2, BLOCK, BLOCK, BLOCK))),), (("primitive", True),))
+    module = IRModule((primitive,), "f")
+
+    assert merge_image_axes(module) is module
+
+
 @pytest.mark.parametrize("attrs", [{"strides": (2, 1)}, {"pads": (0, 0, 1, 0)}], ids=["strides", "pads"])
 def test_convolutions_that_leave_out_pixels_or_add_some_stay(attrs: dict[str, object]) -> None:
     def build(b: GraphBuilder) -> TensorVar:

@@ -26,7 +26,7 @@ def computes_elements(call: Call, operands: tuple[Pattern | None, ...], dtype: D
     """Whether the operator of a call computes each element of a result of `rank` axes of the elements at its place of those operands that
     have an axis of the result, broadcast where one is 1. What it reads of the others, such as numbers and tables, is the same for all, and
     no index is checked."""
-    if rank > len(SIZES):
+    if rank > len(SIZES) or any(operand is not None and None in operand[1] and len(operand[1]) > rank for operand in operands):
         return False
     asked = call.op, call.attrs, operands, dtype, rank
     return _computes_elements.__wrapped__(*asked) if is_scoped(call.op) else _computes_elements(*asked)
@@ -52,9 +52,10 @@ def _computes_elements(
 
 
 def _stand_in(operand: Pattern, rank: int) -> TensorType:
+    """Of an operand whose last axis is at the last of the result; one of numbers may have more axes than that."""
     dtype, lengths = operand
-    sizes = SIZES[rank - len(lengths) : rank]
-    return TensorType(tuple([const(size if length is None else length) for size, length in zip(sizes, lengths, strict=True)]), dtype)
+    first = rank - len(lengths)
+    return TensorType(tuple([const(SIZES[first + k] if length is None else length) for k, length in enumerate(lengths)]), dtype)
 
 
 def _is_local(operand: Pattern | None, access: Access | None) -> bool:

@@ -7,7 +7,6 @@ and no digits are carried from one to the next.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from tc.ir.arith import Facts, equal_shapes, simplify
@@ -26,7 +25,7 @@ from tc.ir.graph import (
 )
 from tc.ir.module import IRModule
 from tc.ir.node import replace
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
 from tc.ops.build import full_attrs
 from tc.ops.window import is_pointwise, window_of
 from tc.passes.graph.elementwise import Pattern, computes_elements
@@ -129,7 +128,7 @@ class _Merging:
         last = FIRST + len(self.image)
         own = shape[FIRST:last]
         if equal_shapes(own, self.image, self.facts):
-            return (*shape[:FIRST], simplify(prod(own[1:], start=own[0]), self.facts), *shape[last:])
+            return (*shape[:FIRST], simplify(product(own), self.facts), *shape[last:])
         is_one_pixel = len(own) == len(self.image) and all(is_const(dim, 1) for dim in own)
         return (*shape[:FIRST], const(1), *shape[last:]) if is_one_pixel else None
 
@@ -143,7 +142,7 @@ def _is_elementwise(binding: Binding) -> bool:
 
 
 def _pattern(operand: TensorType, result: TensorType) -> Pattern:
-    if operand.rank < result.rank:
+    if operand.rank != result.rank:
         return operand.dtype, tuple([int(dim.value) if isinstance(dim, Const) else None for dim in operand.shape])
     pairs = zip(operand.shape, result.shape, strict=True)
     return operand.dtype, tuple([1 if is_const(own, 1) and not is_const(dim, 1) else None for own, dim in pairs])
