@@ -39,7 +39,7 @@ class _Uses:
     read_first: list[dict[Buffer, bool]] = field(default_factory=list)
 
     def visit(self, stmt: Stmt) -> None:
-        inside = [*inner_statements(stmt)]
+        inside = inner_statements(stmt)
         if not inside:
             self.use(buffers_read(stmt), buffers_written(stmt))
             return

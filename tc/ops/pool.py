@@ -36,11 +36,16 @@ def _pool_dim(dim: Expr, window: Window, d: int, attrs: Attrs) -> Expr:
     plain, stride = output_dim(dim, window, d, attrs.ceil_mode), window.strides[d]
     if attrs.ceil_mode or not attrs.clip or stride == 1:
         return plain
-    missing = window.reach(d) - (window.begin[d] + window.end[d])
-    free = dim - missing
+    least = _least_size(window, d)
+    free = dim - least
     rounded = maximum(free, 0) // stride + (minimum(free, 0) + (stride - 1)) // stride + 1
-    never_of_nothing = isinstance(missing, int) and missing >= stride  # an input without elements is that much too short
+    never_of_nothing = isinstance(least, int) and least >= stride  # an input without elements is that much too short
     return simplify(rounded if never_of_nothing else Select(dim > 0, rounded, plain))
+
+
+def _least_size(window: Window, d: int) -> Any:
+    """Of an input that has room for one window with its padding."""
+    return window.reach(d) - (window.begin[d] + window.end[d])
 
 
 def _sticks_out(attrs: Attrs) -> bool:
@@ -56,9 +61,9 @@ def _infer_pool(op: str) -> Callable[[Types, Attrs], TensorType]:
         window = _pool_window(attrs, x.rank - 2, op)
         space = tuple(_pool_dim(x.shape[2 + d], window, d, attrs) for d in range(x.rank - 2))
         for d, dim in enumerate(x.shape[2:]) if attrs.clip and not attrs.ceil_mode else ():
-            missing = window.reach(d) - (window.begin[d] + window.end[d])
-            if isinstance(missing, int) and missing > window.strides[d] > 1:
-                require(dim > 0, f"{op}: dim {2 + d} of the operand is 0, and a window is longer than its padding by {missing}")
+            least = _least_size(window, d)
+            if isinstance(least, int) and least > window.strides[d] > 1:
+                require(dim > 0, f"{op}: dim {2 + d} of the operand is 0, and a window is longer than its padding by {least}")
         return TensorType((*x.shape[:2], *space), x.dtype)
 
     return infer

@@ -454,7 +454,7 @@ def _always_stores(block: Block, buffer: Buffer) -> bool:
         if isinstance(stmt, Store) and stmt.buffer is buffer:
             return True
         if isinstance(stmt, (Seq, Let, Alloc)):
-            parts += [*inner_statements(stmt)]
+            parts += inner_statements(stmt)
     return False
 
 

@@ -224,7 +224,11 @@ def _decide(func: Function, block: int, rates: Rates, decide: Decide) -> tuple[i
 
 
 def _has_convolutions(func: Function) -> bool:
-    return any(isinstance(binding.value, Call) and binding.value.op in CONVOLUTIONS for binding in all_bindings(func))
+    return any(map(_is_convolution, all_bindings(func)))
+
+
+def _is_convolution(binding: Binding) -> bool:
+    return isinstance(binding.value, Call) and binding.value.op in CONVOLUTIONS
 
 
 def layout_seconds(func: Function, target: Target) -> float:
@@ -269,7 +273,7 @@ def _around_convolutions(forms: dict[Binding, BlockedForm]) -> dict[Binding, Blo
     for binding, form in forms.items():
         for atom in _in_blocks(binding, form):
             around[atom].append(binding)
-    open_ = [binding for binding in forms if isinstance(binding.value, Call) and binding.value.op in CONVOLUTIONS]
+    open_ = list(filter(_is_convolution, forms))
     found = set(open_)
     while open_:
         binding = open_.pop()

@@ -232,7 +232,7 @@ def _pipelined(loops: list[For], parts: _Parts, facts: Facts) -> Stmt:
     meanwhile = _let(digits(loops, number + 1), meanwhile)
     products = fresh_binders(_let(digits(loops, const(0)), seq(*parts.products, *parts.stores)))
     first = seq(at(const(0), *parts.before), products)
-    others = _repeated(number, simplify(count - 1, facts), seq(at(number + 1, *parts.before), meanwhile), facts)
+    others = _repeated(number, simplify(count - 1, facts), seq(at(number + 1, *parts.before), meanwhile))
     whole = seq(_in(parts.registers, seq(first, others)), at(count - 1, *parts.after))
     return _in(parts.scratch, whole if proves(count >= 1, facts) else If(count >= 1, whole))
 
@@ -244,7 +244,7 @@ def _let(values: Mapping[Var, Expr], stmt: Stmt) -> Stmt:
     return stmt
 
 
-def _repeated(var: Var, count: Expr, body: Stmt, facts: Facts, hints: LoopHints = NO_HINTS) -> Stmt:
+def _repeated(var: Var, count: Expr, body: Stmt, hints: LoopHints = NO_HINTS) -> Stmt:
     """The body so often, in a loop where it is not once or never."""
     if is_const(count, 0):
         return Seq(())
@@ -356,7 +356,7 @@ def _among_iterations(loop: For, rows: _Rows, first: int, end: int, facts: Facts
         number, inside = (step, facts.with_range(step, const(count))) if count > 1 else (const(0), facts)
         among = seq(*_among(_listed(body), rows, number * each + first, each, inside))
         whole = _let({var: value for var, value in digits(loops, number + begin).items() if value is not var}, among)
-        return _repeated(step, const(count), fresh_binders(whole) if begin else whole, inside, hints)
+        return _repeated(step, const(count), fresh_binders(whole) if begin else whole, hints)
 
     rest = rows.some(const(first + full * each), end - first - full * each, facts)
     return [iterations(0, full, each), *rest, iterations(full, steps - full, 0)]
