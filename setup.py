@@ -94,5 +94,5 @@ setup(
         "docs": ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6.29", "matplotlib>=3.8", "onnxruntime>=1.18"],
         "lint": ["ruff>=0.9", "mypy>=1.14"],
     },
-    entry_points={"console_scripts": ["tc = tc.cli:main"]},
+    entry_points={"console_scripts": ["tc = tc.__main__:main"]},
 )

@@ -1,4 +1,4 @@
-"""`python -m tc` is the `tc` command."""
+"""The `tc` command, and `python -m tc`."""
 
 import sys
 
@@ -7,4 +7,7 @@ try:
 except KeyboardInterrupt:  # Ctrl-C while it is being imported
     sys.exit(130)
 
-sys.exit(main())
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

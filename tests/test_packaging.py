@@ -119,7 +119,7 @@ def test_the_wheel_holds_every_module_and_the_demo_files(tmp_path: Path) -> None
     assert {str(path.relative_to(ROOT)) for path in shipped} <= held
     assert f"Version: {__version__}" in metadata and "Apache-2.0" in metadata
     assert [name for name in held if name.endswith("LICENSE")]
-    assert "tc = tc.cli:main" in entry_points
+    assert "tc = tc.__main__:main" in entry_points
 
 
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -127,10 +127,10 @@ class _Console(Console):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` are those of the process if not given. Returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    _prepare_streams()
     try:
+        _prepare_streams()
         args = make_parser().parse_args(given)
-    except UsageError as error:
+    except (UsageError, KeyboardInterrupt) as error:
         raise SystemExit(report_error(error, as_json="--json" in given)) from None
     try:
         for name in args.operators if args.command in WITH_OPERATORS else ():

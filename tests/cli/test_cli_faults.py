@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -239,3 +240,21 @@ def test_nothing_is_written_over_what_is_read(tmp_path: Path, monkeypatch: pytes
         assert words in " ".join(capsys.readouterr().err.split()), arguments
 
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("package", ["llvmlite", "rich"])  # the first is imported by tc itself, the second by its command line alone
+@pytest.mark.parametrize("how", ["python -m tc", "tc", "a program"])
+def test_an_interrupt_during_imports_ends_commands_quietly_and_nothing_else(how: str, package: str, tmp_path: Path) -> None:
+    """`python -m tc` imports all of tc before the first line of tc/__main__.py, and so did the script: both ended with a traceback."""
+    (tmp_path / f"{package}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    script = tmp_path / ("tc" if how == "tc" else "program.py")
+    script.write_text("from tc.__main__ import main\nraise SystemExit(main())\n" if how == "tc" else "import tc, tc.cli\n")
+    command = ["-m", "tc", "doctor"] if how == "python -m tc" else [str(script), "doctor"]
+    paths = os.pathsep.join(filter(None, (str(tmp_path), str(Path(tc.__file__).parent.parent), os.environ.get("PYTHONPATH"))))
+
+    done = subprocess.run([sys.executable, *command], env={**os.environ, "PYTHONPATH": paths}, cwd="/", capture_output=True, text=True)
+
+    if how == "a program":
+        assert done.returncode == -signal.SIGINT and done.stderr.endswith("KeyboardInterrupt\n")
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
