@@ -74,7 +74,7 @@ _IMPORT = (
         "A model may keep tensors in files beside it. Paths that leave the folder, links included, are refused: a model is untrusted.",
         ("a model that was exported with absolute paths", "a file that tries to read others"),
         ("put the data beside the model, and store relative paths (onnx.external_data_helper)",),
-        "tensor 'w': external data '../w.bin' must be a path in the model's folder, without '..'",
+        "tensor 'w': external data '../w.bin' must be a relative path that stays in the model's folder",
     ),
     ErrorCode(
         "TC1005",

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from tc.errors import ModelError, NodeError, Span, TcError, UnsupportedError, UserError, located
 from tc.frontend.formats import foreign_format
-from tc.frontend.onnx.tensors import TensorReader, map_file
+from tc.frontend.onnx.tensors import TensorReader, map_file, path_inside
 from tc.frontend.onnx.wire import split_tensors
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def data_files(path: Path) -> set[Path]:
         proto = read_model(path).proto
     except TcError:
         return set()
-    return {path.parent / location for location in _locations(proto)}
+    return {path.parent / inside for location in _locations(proto) if (inside := path_inside(location)) is not None}
 
 
 def _locations(message: Any) -> Iterator[str]:

@@ -203,10 +203,10 @@ class TensorReader:
     def _contained(self, location: str, what: str) -> Path:
         if self.folder is None:
             raise ModelError(f"{what} lies in the file {location!r}; give the model's path, so that it can be found", code="TC1005")
-        parts = PurePosixPath(location.replace("\\", "/"))
-        if not location or parts.is_absolute() or ".." in parts.parts or ":" in location or "\0" in location:
-            raise ModelError(f"{what}: external data {location!r} must be a path in the model's folder, without '..'", code="TC1004")
-        path = self.folder.joinpath(*parts.parts)
+        inside = path_inside(location)
+        if inside is None:
+            raise ModelError(f"{what}: external data {location!r} must be a relative path that stays in the model's folder", code="TC1004")
+        path = self.folder / inside
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError) as error:
@@ -216,6 +216,25 @@ class TensorReader:
         if not real.is_file():
             raise ModelError(f"{what}: external data {location!r} is not a file", code="TC1005")
         return real
+
+
+def path_inside(location: str) -> PurePosixPath | None:
+    """Where external data lie, seen from the model's folder; None if that is outside, or no name of a file.
+
+    As onnx's checker has it, each `..` takes back the part before it, which need not be there, and may not take back more than there is.
+    """
+    parts: list[str] = []
+    path = PurePosixPath(location.replace("\\", "/"))
+    if path.is_absolute() or ":" in location or "\0" in location:
+        return None
+    for part in path.parts:
+        if part != "..":
+            parts.append(part)
+        elif parts:
+            parts.pop()
+        else:
+            return None
+    return PurePosixPath(*parts) if parts else None
 
 
 def map_file(path: Path) -> memoryview:
