@@ -507,20 +507,29 @@ def _compute_check_range(tensors: Tensors, attrs: Attrs, types: Sequence[TensorT
     x = tensors[0]
     assert x is not None
     (limit,) = exprs((attrs.limit,))
-    message = f"{attrs.what} {{index}} is out of range: it must be at least 0 and below {{size}}"
-    return te.compute(x.shape, lambda *axes: te.checked(x[axes], cast(x[axes], i64), limit, message), "check_range")
+    lowest = "-{size}" if attrs.from_end else "0"
+    message = f"{attrs.what} {{index}} is out of range: it must be at least {lowest} and below {{size}}"
+
+    def element(*axes: Expr) -> Expr:
+        given = cast(x[axes], i64)
+        place = wrapped_index(x[axes], limit) if attrs.from_end else given
+        return te.checked(cast(place, x.dtype) if attrs.from_end else x[axes], place, limit, message, given)
+
+    return te.compute(x.shape, element, "check_range")
 
 
 def _run_check_range(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     assert x is not None
-    wrong = (x < 0) | (x >= int(attrs.limit))
+    limit = int(attrs.limit)
+    lowest = -limit if attrs.from_end else 0
+    wrong = (x < lowest) | (x >= limit)
     if wrong.any():
         raise InputError(
-            f"{attrs.what} {x[wrong].flat[0]} is out of range: it must be at least 0 and below {int(attrs.limit)}",
+            f"{attrs.what} {x[wrong].flat[0]} is out of range: it must be at least {lowest} and below {limit}",
             code="TC2004",
         )
-    return x
+    return np.where(x < 0, x + x.dtype.type(limit), x)
 
 
 register(
@@ -529,8 +538,14 @@ register(
         lambda types, attrs: operand(types, 0, "check_range"),
         _run_check_range,
         _compute_check_range,
-        {"limit": REQUIRED, "what": "number"},
-        samples=lambda rng: iter([([np.array([0, 3, 1], np.int32)], {"limit": 4}), ([np.array([7], np.int64)], {"limit": 8})]),
+        {"limit": REQUIRED, "what": "number", "from_end": False},  # from_end: numbers below 0 count from the limit
+        samples=lambda rng: iter(
+            [
+                ([np.array([0, 3, 1], np.int32)], {"limit": 4}),
+                ([np.array([7], np.int64)], {"limit": 8}),
+                ([np.array([-8, 7, -1, 0], np.int64)], {"limit": 8, "from_end": True}),
+            ]
+        ),
     )
 )
 

@@ -176,6 +176,26 @@ def test_slice_bounds_are_clamped_to_a_symbolic_dim(start: int, end: int, step: 
         check_against_onnxruntime(model, {"x": np.arange(8 * size, dtype=F32).reshape(2, size, 4)})
 
 
+# Those of shapes ended as errors of Python, and the last of two ranges of one axis was taken.
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"axes": [3]}, "axis 3 is out of range for rank 1"),
+        ({"axes": [-2]}, "axis -2 is out of range for rank 1"),
+        ({"starts": [0, 1], "ends": [2, 2], "axes": [0, -1], "steps": [1, 1]}, "an axis is named twice"),
+        ({"starts": [0, 0]}, "2 starts, 1 ends, 1 axes"),
+        ({"steps": [0]}, "a step is 0"),
+        ({"steps": [1, 1]}, "1 starts, 1 ends, 1 axes and 2 steps"),
+    ],
+)
+def test_slices_of_shapes_that_are_none_are_refused(changed: dict[str, list[int]], words: str) -> None:
+    constants = {name: np.array(value) for name, value in {"starts": [0], "ends": [2], "axes": [0], "steps": [1], **changed}.items()}
+    nodes = [node("Shape", "x", "s"), node("Slice", "s starts ends axes steps", "part"), node("Expand", "one part", "y")]
+
+    with pytest.raises(ShapeError, match=rf"the_part: Slice: {words}"):
+        tc.compile(make_model(nodes, X, ["y"], {**constants, "one": np.ones(1, np.float32)}))
+
+
 @pytest.mark.parametrize("bounds", [(0, 3), (1, -1), (-2, 100), (5, 2), (-100, 100)])
 @pytest.mark.parametrize("step", [1, 2, -1])
 def test_slice_bounds_may_be_data(bounds: tuple[int, int], step: int, rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tc
-from tc.errors import ShapeError, TcError
+from tc.errors import InputError, ShapeError, TcError
 from tests.frontend.models import make_model, node, run_onnxruntime
 
 NUMPY = {"ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMean": np.mean, "ReduceL2": lambda x, **k: np.sqrt(np.sum(x * x, **k))}
@@ -58,6 +58,44 @@ def test_axes_named_twice_or_out_of_range_are_errors(axes: list[int]) -> None:
 
     with pytest.raises(TcError, match=r"named twice|out of range"):
         module(np.ones((2, 2), np.float32), np.array(axes))
+
+
+# Axes below -rank were told as the numbers that they are with the rank added.
+@pytest.mark.parametrize("axis", [4, 7, 2**62, -5, -7, -(2**63)])
+@pytest.mark.parametrize(
+    ("op", "inputs", "rank"),
+    [
+        ("ReduceSum", "x axes", 3),
+        ("Squeeze", "x axes", 3),
+        ("Unsqueeze", "x axes", 4),
+        ("CumSum", "x axes", 3),
+        ("Slice", "x one one axes", 3),
+        ("Pad", "x two - axes", 3),
+    ],
+)
+def test_an_axis_out_of_range_is_told_as_it_was_given(op: str, inputs: str, rank: int, axis: int) -> None:
+    constants = {name: np.ones(k, np.int64) for k, name in enumerate(("one", "two"), 1) if name in inputs}
+    model = make_model([node(op, inputs, "y")], {"x": (np.float32, ["a", "b", "c"]), "axes": (np.int64, [1])}, ["y"], constants, opset=18)
+
+    with pytest.raises(InputError, match=rf"{op}: axis {axis} is out of range: it must be at least -{rank} and below {rank} "):
+        tc.compile(model)(np.ones((1, 1, 1), np.float32), np.array([axis]))
+
+
+# Of two slices of one axis the last one was taken; onnxruntime refuses them.
+@pytest.mark.parametrize("axes", [[1, 1], [1, -2], [-3, 0]])
+@pytest.mark.parametrize("given", ["the run", "the file", "the file, not the starts"])
+def test_a_slice_names_no_axis_twice(axes: list[int], given: str) -> None:
+    from_run = {"the run": ["axes"], "the file": [], "the file, not the starts": ["starts"]}[given]
+    values = {"starts": np.array([0, 0]), "ends": np.array([1, 1]), "axes": np.array(axes)}
+    constants = {name: value for name, value in values.items() if name not in from_run}
+    inputs = {"x": (np.float32, ["a", "b", "c"]), **{name: (np.int64, [2]) for name in from_run}}
+    model = make_model([node("Slice", "x starts ends axes", "y")], inputs, ["y"], constants, opset=13)
+    feeds = {"x": np.ones((1, 2, 3), np.float32), **{name: values[name] for name in from_run}}
+
+    with pytest.raises(TcError, match="Slice: an axis is named twice"):
+        tc.compile(model).run(feeds)
+    with pytest.raises(Exception, match=r"duplicates|more than once"):
+        run_onnxruntime(model, feeds)
 
 
 def test_squeeze_and_unsqueeze_take_axes_from_data() -> None:

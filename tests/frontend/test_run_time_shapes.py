@@ -76,6 +76,20 @@ def test_two_results_may_be_views_of_one_input() -> None:
     )
 
 
+# Where both were taken as what is left, and that fitted, there was a result.
+@pytest.mark.parametrize("shape", [(-1, -1, 24), (-1, 24, -1), (-1, -1, -1), (-1, -1, 4)])
+@pytest.mark.parametrize("allowzero", [0, 1])
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_shape_that_leaves_two_sizes_open_is_refused(shape: tuple[int, ...], allowzero: int, empty: bool) -> None:
+    source = model(f"g (float[n,3,4] x, int64[3] s) => (float[] y) {{ y = Reshape <allowzero = {allowzero}> (x, s) }}")
+    x = X[:0] if empty else X
+
+    with pytest.raises(InputError, match="Reshape_0: Reshape: the shape holds -1 more than once"):
+        tc.compile(source)(x, i64(*shape))
+    with pytest.raises(Exception, match=r"(?i)reshape"):
+        onnxruntime.InferenceSession(source.SerializeToString()).run(None, {"x": x, "s": i64(*shape)})
+
+
 # The product of the dims wrapped to 0, the number of elements of an empty tensor, and the result was taken to have 2 ** 64 elements.
 def test_a_shape_whose_product_exceeds_64_bits_is_refused() -> None:
     compiled = tc.compile(model("g (float[n,m] x, int64[2] s) => (float[] y) { y = Reshape(x, s) }"))

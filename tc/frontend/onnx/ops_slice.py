@@ -24,8 +24,7 @@ _TO_THE_END = 1 << 24  # exporters write a large number where they mean the end 
 @onnx_op("Slice")
 def import_slice_by_attributes(n: NodeContext) -> NodeResult:
     starts, ends = ([as_expr(v) for v in n.attr(name)] for name in ("starts", "ends"))
-    axes = n.attr("axes")
-    axes = list(range(len(starts))) if axes is None else axes
+    axes = _different_axes(n, n.attr("axes"), len(starts), n.value(0).rank)
     return slice_value(n, n.value(0), starts, ends, axes, [1] * len(starts))
 
 
@@ -44,13 +43,18 @@ def import_slice(n: NodeContext) -> NodeResult:
     if len(lengths) < 2:
         raise ShapeError(f"Slice: the starts and ends must be vectors, one of known length, found {n.value(1).type}, {n.value(2).type}")
     count = known[0]
-    axes = list(range(count)) if axes is None else axes
+    axes = _different_axes(n, axes, count, x.rank)
     steps = [1] * count if steps is None else [max(-BEYOND_ANY_DIM, min(step, BEYOND_ANY_DIM)) for step in steps]
     first, last = (bound if is_const(bound.shape[0]) else n.call("reshape", bound, shape=(const(count),)) for bound in bounds)
     starts, ends = n.graph.elements(first), n.graph.elements(last)
     if starts is None or ends is None:
         return _slice_by_data(n, x, first, last, axes, steps)
     return slice_value(n, x, list(starts), list(ends), axes, steps)
+
+
+def _different_axes(n: NodeContext, axes: Sequence[int] | None, count: int, rank: int) -> list[int]:
+    """The axes of `count` starts: the first ones where none are named."""
+    return n.different_axes(range(count) if axes is None else axes, rank)
 
 
 def _bounds_of_all(n: NodeContext, x: ModelValue, bounds: Sequence[ModelValue]) -> list[ModelValue]:
@@ -75,7 +79,10 @@ def _slice_axes_by_data(n: NodeContext, x: ModelValue) -> ModelValue:
     count = counts["starts"]
     if any(other != count for other in counts.values()):
         raise ShapeError(f"Slice: there must be as many of each, found {', '.join(f'{k} {name}' for name, k in counts.items())}")
-    named = n.optional(3) if n.optional(3) is not None else n.const(np.arange(count), i64)
+    if n.is_data(3):
+        named = vector(axes_from_data(n, 3, x.rank))
+    else:
+        named = n.const(np.array(_different_axes(n, n.ints(3, "axes"), count, x.rank), np.int64), i64)
     dims, zero, one = vector(x.shape), n.const(0, i64), n.const(1, i64)
 
     def of_all(index: int, others: ModelValue) -> ModelValue:

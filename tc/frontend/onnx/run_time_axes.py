@@ -39,8 +39,8 @@ def axes_from_data(n: NodeContext, index: int, rank: int) -> tuple[Expr, ...]:
         given = n.call("cast", given, dtype=i64)
     if not given.rank:
         given = n.call("reshape", given, shape=(const(1),))
-    wrapped = n.call("where", n.call("less", given, n.const(0, i64)), n.call("add", given, n.const(rank, i64)), given)
-    axes = n.graph.dims(n.call("check_range", wrapped, limit=const(rank), what="axis"), f"{n.label}.axis", n.span)
+    places = n.call("check_range", given, limit=const(rank), what=f"{n.op_type}: axis", from_end=True)
+    axes = n.graph.dims(places, f"{n.label}.axis", n.span)
 
     def all_differ() -> None:
         for k, axis in enumerate(axes):

@@ -327,6 +327,9 @@ def _slice(node: NodeAttributes, operands: Sequence[ShapeOperand | None], facts:
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     data = known[0]
+    are_axes = all(-data.ndim <= axis < data.ndim for axis in axes) and len({axis % data.ndim for axis in axes}) == len(axes)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or not are_axes or 0 in steps:
+        return None  # which the operator refuses
     index: list[slice] = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         index[axis] = _python_slice(start, end, step, data.shape[axis])
