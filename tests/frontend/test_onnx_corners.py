@@ -429,3 +429,30 @@ def test_an_activation_of_slope_0_is_computed() -> None:
     model = make_model([node("Celu", "x", "y", alpha=0.0)], {"x": (F32, ["n"])}, ["y"], opset=12)
 
     np.testing.assert_array_equal(tc.compile(model)(x), run_onnxruntime(model, {"x": x})[0])
+
+
+# The variance was the mean of squares less the square of the mean, in f32 whatever the elements are: NaN for large means.
+@pytest.mark.parametrize("dtype, offset", [(np.float64, 0.0), (np.float64, 1e8), (np.float32, 0.0), (np.float32, 1e4), (np.float16, 8.0)])
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_mean_and_deviation_of_a_layer_are_as_accurate_as_the_layer(dtype: type, offset: float, axis: int) -> None:
+    shape = (3, 4, 250)
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(shape) + offset).astype(dtype)
+    scale, shift = rng.standard_normal((2, *shape[axis:])).astype(dtype)
+    layer = node("LayerNormalization", "x s b", "y mean inverse", axis=axis)
+    inputs = {"x": (dtype, ["n", 4, 250]), "s": (dtype, shape[axis:]), "b": (dtype, shape[axis:])}
+    model = make_model([layer], inputs, ["y", "mean", "inverse"])
+
+    y, mean, inverse = tc.compile(model)(x, scale, shift)
+
+    over = (1, 2) if axis == 1 else (2,)
+    exact = x.astype(np.longdouble)
+    away = exact - exact.mean(over, keepdims=True)
+    deviation = np.sqrt((away**2).mean(over, keepdims=True) + np.float32(1e-5))  # the attribute is one of f32
+    assert (y.dtype, mean.dtype, inverse.dtype) == (dtype, np.float32, np.float32) and mean.shape == inverse.shape == deviation.shape
+    unit, depth = 2.0**-53 if dtype == np.float64 else 2.0**-24, 4 + np.log2(away[0].size)  # as README has it, before scale and shift
+    error = (depth + 3) * unit * (abs(offset) + 1) + (depth / 2 + 8) * unit * 5
+    np.testing.assert_allclose(mean, exact.mean(over, keepdims=True), rtol=2.0**-23, atol=depth * unit * (offset + 1))
+    np.testing.assert_allclose(inverse, 1 / deviation, rtol=2.0**-23 + depth * unit + (depth * unit * (offset + 1)) ** 2)
+    rounding = {"rtol": 2.0**-10, "atol": 2.0**-10} if dtype == np.float16 else {"rtol": 4 * unit, "atol": 4 * unit}
+    np.testing.assert_allclose(y, away / deviation * scale + shift, rtol=rounding["rtol"], atol=5 * error + rounding["atol"])

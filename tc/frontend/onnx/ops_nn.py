@@ -10,12 +10,13 @@ from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.assumptions import assume_large_enough
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.ops_training import batch_norm_of_batch
+from tc.frontend.onnx.tensors import dtype_of
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import DType, f32, f64, int_range
 from tc.ir.expr import Const, Expr, ceildiv, const, equal, is_const, logical_and, maximum, select
 from tc.ir.types import product
-from tc.ops.common import require_equal
+from tc.ops.common import normalize_axis, require_equal
 from tc.ops.norm import require_divided
 from tc.ops.registry import require
 from tc.ops.window import Window, output_dim
@@ -408,10 +409,18 @@ def import_instance_norm(n: NodeContext) -> NodeResult:
 
 @onnx_op("LayerNormalization")
 def import_layer_norm(n: NodeContext) -> NodeResult:
-    if n.has_output(1) or n.has_output(2):
-        raise UnsupportedError("LayerNormalization that returns mean and deviation", code="TC1019")
-    axis, epsilon = n.attr("axis", -1), n.attr("epsilon", 1e-5)
-    return n.call("layer_norm", n.value(0), n.optional(1), n.optional(2), axis=axis, epsilon=epsilon)
+    """Mean and deviation, where they are wanted, are rounded to `stash_type`: they are computed in f32 at least, those of f64 in f64."""
+    x, axis, epsilon = n.value(0), n.attr("axis", -1), n.attr("epsilon", 1e-5)
+    normal = n.call("layer_norm", x, n.optional(1), n.optional(2), axis=axis, epsilon=epsilon)
+    if not n.has_output(1) and not n.has_output(2):
+        return normal
+    axes, stash = tuple(range(normalize_axis(axis, x.rank, n.op_type), x.rank)), dtype_of(n.attr("stash_type", 1), "stash_type")
+    wide = n.cast(x, f64 if f64 in (x.dtype, stash) else f32)
+    mean = n.call("mean", wide, axes=axes, keepdims=True)
+    away = n.call("sub", wide, mean)  # not the mean of squares less the square of the mean: where that is large nothing is left
+    variance = n.call("mean", n.call("mul", away, away), axes=axes, keepdims=True)
+    deviation = n.call("sqrt", n.call("add", variance, n.const(epsilon, wide.dtype)))
+    return [normal, n.cast(mean, stash), n.cast(n.call("div", n.const(1, wide.dtype), deviation), stash)]
 
 
 @onnx_op("RMSNormalization")
