@@ -251,14 +251,13 @@ def _dims_from_data(n: NodeContext, x: ModelValue, shape: ModelValue, allow_zero
         copied = elements_value(make_elements(source, (rank,)), i64)
         target = n.call("where", n.call("equal", target, n.const(0, i64)), copied, target)
     unknown = n.call("equal", target, n.const(-1, i64))
-    if rank > 1:
-        count = n.call("sum", n.call("cast", unknown, dtype=i64), axes=None, keepdims=False)
-        (num_unknown,) = n.graph.dims(count, f"{n.label}.unknown", n.span)
-        n.graph.builder.require(Requirement(num_unknown <= 1, f"{n.label}: Reshape: the shape holds -1 more than once"))
     others = n.call("prod", n.call("where", unknown, n.const(1, i64), target), axes=None, keepdims=False)
     total = size_value(product(x.shape))
     dims = n.call("where", unknown, n.call("div", total, others), target)
-    return n.graph.dims(dims, f"{n.label}.shape", n.span)
+    num_unknown = n.call("sum", n.call("cast", unknown, dtype=i64), axes=None, keepdims=True)
+    *found, most = n.graph.dims(n.call("concat", dims, num_unknown, axis=0), f"{n.label}.shape", n.span)  # which reads all at once
+    n.graph.builder.require(Requirement(most <= 1, f"{n.label}: Reshape: the shape holds -1 more than once"))
+    return tuple(found)
 
 
 @onnx_op("Flatten")
