@@ -55,15 +55,17 @@ ENTRY = "tc_entry"
 
 @dataclass(frozen=True)
 class LinkUnit:
-    """An execution plan, and the linker symbols of the kernels that it launches, by their names."""
+    """An execution plan, and of the kernels that it launches the linker symbols and how many results they have, by their names."""
 
     plan: ExecutionPlan
     symbols: Mapping[str, str]
+    num_outputs: Mapping[str, int]
 
     @classmethod
     def of(cls, plan: ExecutionPlan, kernels: Mapping[str, Kernel]) -> LinkUnit:
         """The plan of a module with these kernels."""
-        return cls(plan, {name: kernel.symbol for name, kernel in kernels.items()})
+        counts = {name: kernel.final.num_outputs for name, kernel in kernels.items()}
+        return cls(plan, {name: kernel.symbol for name, kernel in kernels.items()}, counts)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ class ModuleBuilder:
         wanted, self._wanted = self._wanted, {}
         queue, self._queue = self._queue, ObjectQueue(self.target)
         with self.watch.time("emit"):
-            entries = [emit_entry(each.plan, dict(each.symbols), ENTRY, profile, self._backend.calls) for each in programs]
+            entries = [
+                emit_entry(each.plan, dict(each.symbols), each.num_outputs, ENTRY, profile, self._backend.calls) for each in programs
+            ]
         with self.watch.time("llvm"):
             for entry in entries:
                 queue.put(entry.ir_text, optimized=len(entry.ir_text) > PLAIN_ENTRY_BYTES)

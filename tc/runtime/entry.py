@@ -7,7 +7,8 @@ They return 0, or the number of the check that failed plus 1, or a negative numb
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -15,8 +16,9 @@ from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.expressions import ScalarEmitter
 from tc.errors import CodegenError
 from tc.ir.access import WORDS_PER_CHECK
-from tc.ir.arith import Facts, simplify
+from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Const, Expr, Var
+from tc.ir.node import walk
 from tc.ir.plan import (
     ON_HOST,
     Allocate,
@@ -66,6 +68,9 @@ from tc.runtime.frame_layout import (
 )
 from tc.runtime.short_call import DECLARED, short_call
 
+SHORT = 1 << 20
+"""Iterations that take no time worth asking before."""
+
 
 @dataclass(frozen=True)
 class FailedCheck:
@@ -99,12 +104,15 @@ class EntrySource:
     undecided: str = ""
 
 
-def emit_entry(plan: ExecutionPlan, kernels: dict[str, str], symbol: str, profile: bool = False, calls: str = "") -> EntrySource:
+def emit_entry(
+    plan: ExecutionPlan, kernels: dict[str, str], num_outputs: Mapping[str, int], symbol: str, profile: bool = False, calls: str = ""
+) -> EntrySource:
     """Emit `<symbol>_prepare`, `<symbol>_run` and, on the host, `<symbol>_call`.
 
-    `kernels` maps kernel names to linker symbols, on a device `COLLECT` of a plan with checks, too; `calls`: see `Backend`.
+    `kernels` maps kernel names to linker symbols, on a device `COLLECT` of a plan with checks, too; `num_outputs`: how many of the slots
+    of a launch, the last ones, its kernel writes; `calls`: see `Backend`.
     """
-    emitter = _EntryEmitter(plan, kernels, profile, calls)
+    emitter = _EntryEmitter(plan, kernels, num_outputs, profile, calls)
     emitter.emit_prepare(f"{symbol}_prepare")
     emitter.emit_run(f"{symbol}_run")
     if not calls:
@@ -135,11 +143,14 @@ def what_data_decide(plan: ExecutionPlan) -> str:
 class _EntryEmitter:
     """Writes the two functions. While one is being written, `dims` evaluates dim expressions in it."""
 
-    def __init__(self, plan: ExecutionPlan, kernels: dict[str, str], profile: bool, calls: str) -> None:
+    def __init__(
+        self, plan: ExecutionPlan, kernels: dict[str, str], num_outputs: Mapping[str, int], profile: bool, calls: str
+    ) -> None:
         self.plan = plan
         self.calls = calls
         self.reports = bool(calls) and has_checks(plan)
         self.kernels = kernels
+        self.num_outputs = num_outputs
         self.profile = profile
         self.layout = frame_layout(plan)
         self.module = Module()
@@ -219,8 +230,8 @@ class _EntryEmitter:
             if self._is_bound(var.type.size_bytes):
                 self._size(var.type.size_bytes, no_memory_for(var))
             for k, dim in enumerate(var.type.shape):
-                if self._is_bound(dim):
-                    self._set_word(word + 1 + k, self.dims.value(dim))
+                if self._is_bound(dim):  # of nothing there may be too much along an axis
+                    self._set_word(word + 1 + k, self._size(dim, no_memory_for(var)))
         self._set_word(ARENA_BYTES, self._size(self.plan.arena_bytes, NO_ARENA))
         self.b.emit_void("ret i64 0")
         self._finish(f"define i64 @{name}(ptr noundef %frame) nounwind")
@@ -233,13 +244,16 @@ class _EntryEmitter:
             holds = self.b.binary("and", holds, self.b.binary("xor", flag, int_value(1, "i1")))
         self._fail_unless(holds, FailedCheck(located(step, step.message), assumed=step.assumed), about=step.condition)
 
-    def _size(self, size_bytes: Expr, message: str) -> Value:
+    def _size(self, size: Expr, message: str) -> Value:
         """The value of a size; leaves with `message` when 64 bits do not hold it."""
+        simple = simplify(size, self.facts)
+        if any(isinstance(node, Const) and node.value >= 1 << 63 for node in walk(simple)):
+            simple = size  # whose factors are dims and no products of them
         with self.b.watch_overflow() as overflows:
-            value = self.dims.value(simplify(size_bytes, self.facts))
+            value = self.dims.value(simple)
         if overflows:
             fits = self.b.binary("xor", reduce(partial(self.b.binary, "or"), overflows), int_value(1, "i1"))
-            self._fail_unless(fits, FailedCheck(message), about=size_bytes)
+            self._fail_unless(fits, FailedCheck(message), about=size)
         return value
 
     def _is_bound(self, expr: Expr) -> bool:
@@ -309,7 +323,7 @@ class _EntryEmitter:
         word = self.layout.outputs[index]
         self._set_word(word, self.pointer(slot))
         for k, dim in enumerate(slot.type.shape):
-            self._set_word(word + 1 + k, self.dims.value(dim))
+            self._set_word(word + 1 + k, self._size(dim, NO_RESULT))
 
     def _free_values_between(self) -> None:
         """Give back the blocks that are of no output; where a device may still use them the caller does, as after a failure."""
@@ -407,9 +421,39 @@ class _EntryEmitter:
                 raise CodegenError(f"no code for the step {type(step).__name__}")
 
     def _launch(self, step: Launch) -> None:
-        symbol = self.kernels[step.kernel]
+        """Run a kernel, unless all that it writes is empty and its loops might be long nevertheless."""
         pointers = [self.pointer(slot) for slot in step.slots]
         dims = [self.dims.value(dim) for dim in step.dims]
+        has_work = None if self.calls else self._has_work(step)
+        if has_work is None:
+            self._call_kernel(step, pointers, dims)
+            return
+        b = self.b
+        work, done = b.label("launch"), b.label("launched")
+        b.branch_if(has_work, work, done)
+        b.start_block(work)
+        with b.scope():
+            self._call_kernel(step, pointers, dims)
+        b.branch(done)
+        b.start_block(done)
+
+    def _has_work(self, step: Launch) -> Value | None:
+        """Whether a result of a launch has elements; None where some has, or where loops over nothing are short."""
+        outputs = step.slots[len(step.slots) - self.num_outputs[step.kernel] : len(step.slots) - bool(step.checks)]
+        found: Value | None = None
+        for slot in outputs:
+            shape = [simplify(dim, self.facts) for dim in slot.type.shape]
+            unsure = [dim for dim in shape if prove(dim > 0, self.facts) is not True]
+            least = math.prod(dim.value for dim in shape if isinstance(dim, Const))
+            if not unsure or (least <= SHORT and sum(not isinstance(dim, Const) for dim in shape) == 1):
+                return None
+            values = [self.b.compare("icmp ne", self.dims.value(dim), int_value(0)) for dim in unsure]
+            has_elements = reduce(partial(self.b.binary, "and"), values)
+            found = has_elements if found is None else self.b.binary("or", found, has_elements)
+        return found
+
+    def _call_kernel(self, step: Launch, pointers: Sequence[Value], dims: Sequence[Value]) -> None:
+        symbol = self.kernels[step.kernel]
         self.module.declare(symbol, "void", [*["ptr"] * len(pointers), *["i64"] * len(dims), "i64"])
         start = self._clock() if self.profile else None
         threads = int_value(1) if step.on_host else self.threads

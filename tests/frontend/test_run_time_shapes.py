@@ -554,3 +554,47 @@ def _runs(text: str, shape: tuple[int, ...]) -> bool:
         return bool(session.run(None, {"x": np.zeros(shape, np.float32)}))
     except Exception:
         return False
+
+
+FAR = (1 << 63) - 1
+TILED = "g (float[n,m] x, int64[2] r) => (float[] y) { y = Tile(x, r) }"
+TILED_BY = "g (float[n,m] x) => (float[] y) <int64[2] r = {%d, %d}> { y = Tile(x, r) }"
+
+
+# Loops over rows of no elements were run, 10 ** 12 of them.
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("rows", [10**9, 1 << 40])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[n,m] x, int64[2] s) => (float[] y) { y = Tile(x, s) }",
+        "g (float[n,m] x, int64[2] s) => (float[] y) { t = Tile(x, s) u = Abs(t) y = Add(t, u) }",
+        "g (float[n,m] x, int64[2] s) => (float[] y) <int64[1] d = {0}> { t = Tile(x, s) y = ReduceMax <keepdims = 0> (t, d) }",
+        "g (float[n,m] x, int64[2] s) => (float[] y) <int64[4] p = {1, 0, 1, 0}> { t = Tile(x, s) y = Pad(t, p) }",
+    ],
+)
+def test_nothing_along_a_long_axis_takes_no_time(text: str, rows: int) -> None:
+    y = tc.compile(model(text))(np.ones((1, 0), np.float32), i64(rows, 1))
+
+    assert y.size == 0 and y.shape == ((0,) if "ReduceMax" in text else (rows + 2, 0) if "Pad" in text else (rows, 0))
+
+
+# An axis beyond 64 bits was taken for what is left of its size, where another one is empty, and literals' products for 0.
+@pytest.mark.parametrize(
+    ("text", "x", "more"),
+    [
+        (TILED, (4, 0), [i64(1 << 62, 1)]),
+        (TILED, (4, 0), [i64(1 << 61, 1 << 61)]),
+        (TILED_BY % (1 << 62, 1), (4, 0), []),
+        (TILED_BY % (1 << 31, 1 << 31), (2, 3), []),
+        (TILED_BY % (1 << 40, 1 << 40), (2, 3), []),
+        (TILED_BY % (FAR, FAR), (2, 3), []),
+        ("g (float[n,m] x, int64[4] p) => (float[] y) { y = Pad <mode = \"edge\"> (x, p) }", (2, 0), [i64(FAR, 0, FAR, 0)]),
+    ],
+)
+def test_sizes_beyond_64_bits_are_refused_whatever_is_empty(text: str, x: tuple[int, int], more: list[np.ndarray]) -> None:
+    compiled = tc.compile(model(text))
+
+    with pytest.raises(InputError, match="no memory holds"):
+        compiled(np.ones(x, np.float32), *more)
+    assert compiled(np.ones((0, 0), np.float32), *(np.zeros_like(each) for each in more)).shape == (0, 0)
