@@ -95,8 +95,9 @@ class CompileRequest:
         facts = (*target, sorted(self.dims.items()), self.numerics, self.on_unsupported, self.overridden, *self.precision.facts)
         return model_key(self.model, facts, domains={name.partition("::")[0] for name in self.operators})
 
-    def general(self) -> CompiledModule:
+    def general(self, key: ModelKey | None) -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
+        self._refuse_change("sizes that need another program", key)
         return build_module(self.stages(builder := ModuleBuilder(self.target), assume_equal=False), builder, self.target.cores)
 
     def profiled(self, key: ModelKey) -> tuple[EntrySource, Loaded]:
@@ -111,11 +112,16 @@ class CompileRequest:
         return kernel_files(lambda: self.stages(None), language, self.target)
 
     def _refuse_change(self, action: str, key: ModelKey | None) -> None:
-        if key is not None and ((found := self.key()) is None or found.name != key.name):
-            raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
+        """UserError where the file is not what was compiled: a program made of both would be of two models."""
+        if key is None or key.is_current():
+            return
+        if key.is_named and (found := self.key()) is not None and found.name == key.name:
+            return
+        raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
 
-    def overriding(self, names: tuple[str, ...]) -> CompiledModule:
+    def overriding(self, key: ModelKey | None, names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""
+        self._refuse_change("inputs with a default", key)
         more = tuple(sorted({*self.overridden, *names}))
         return compile_request(dataclasses.replace(self, tuned=tuned_for(self.tune, self.target), overridden=more))
 
@@ -128,8 +134,8 @@ def compile_request(request: CompileRequest) -> CompiledModule:
     start, key, threads = time.perf_counter(), request.key(), request.target.cores
     known = ModuleCache().find_model(key, lambda path, seal: load_sealed(path, seal, threads), builder.beside)
     if isinstance(known, CompiledModule) and key is not None:
-        known.set_origin(time.perf_counter() - start, partial(request.profiled, key), request.general)
-        known.set_overriding(known.overridable, request.overriding)
+        known.set_origin(time.perf_counter() - start, partial(request.profiled, key), partial(request.general, key))
+        known.set_overriding(known.overridable, partial(request.overriding, key))
         known.set_writer(partial(request.files, key))
         return known
     stages = request.stages(None if always else builder)
@@ -138,8 +144,8 @@ def compile_request(request: CompileRequest) -> CompiledModule:
         builder.want(kernel)
     notes = () if request.tuned is None else tuple(request.tuned.summary())
     module = build_module(stages, builder, threads, notes, request.precision.word)
-    module.set_general(request.general)
-    module.set_overriding(stages.imported.defaults, request.overriding)
+    module.set_general(partial(request.general, key))
+    module.set_overriding(stages.imported.defaults, partial(request.overriding, key))
     module.set_writer(partial(request.files, key))
     if always:
         compiled = {n: CompiledKernel(n, k.final, module.address(k.symbol), k.memory(module.device)) for n, k in stages.kernels.items()}

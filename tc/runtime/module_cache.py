@@ -46,11 +46,14 @@ class ModelKey:
         self._model = model
         self._path = path
         self._state = None if path is None else _state(path)
+        self.is_named = False
 
     @cached_property
     def name(self) -> str:
-        """The whole key."""
-        return f"{self.beginning}{digest_of(self._model).hex()}"
+        """The whole key. A file must still be what it was, unless `is_named`: it is mapped, and where it was cut short there is nothing."""
+        found = f"{self.beginning}{digest_of(self._model).hex()}"
+        self.is_named = True
+        return found
 
     def is_current(self) -> bool:
         """Whether the file is the one that it was, so that what has been read of it since belongs to the key."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import tc
 from tc.errors import UnsupportedError, UserError
@@ -89,3 +90,44 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     saved_model(path.parent, "Tanh")
     with pytest.raises(UserError, match="the model's file has changed since it was compiled"):
         module.export(tmp_path / "x")
+
+
+USES = """
+import os, sys
+import numpy as np
+import tc
+from tc.errors import UserError
+
+path, change = sys.argv[1:]
+module = tc.compile(path)
+x = np.ones((3, 64), np.float32)
+before = module(x, x)
+os.truncate(path, 16) if change == "cut short" else os.replace(path + ".other", path)
+for use in (lambda: module.export(path + ".folder"), lambda: module(x[:1], x), lambda: module.save(path + ".tcm")):
+    try:
+        use()
+    except UserError as error:
+        assert "the model's file has changed since it was compiled" in str(error), error
+    else:
+        raise AssertionError("not refused")
+assert np.array_equal(module(x, x), before)
+"""
+
+
+# Without a cache of modules the old contents were asked for when they were gone, which ended the process (SIGBUS), and a call with sizes
+# that need another program of the model got one of the other model.
+@pytest.mark.parametrize("cache", ["off", "on"])
+@pytest.mark.parametrize("change", ["cut short", "replaced"])
+def test_a_module_outlives_the_file_of_its_model(change: str, cache: str, tmp_path: Path) -> None:
+    for name, factor in {"m.onnx": 1.0, "m.onnx.other": 2.0}.items():
+        shapes = {"a": ["n", 64], "b": ["m", 64], "y": None}
+        infos = [helper.make_tensor_value_info(each, TensorProto.FLOAT, dims) for each, dims in shapes.items()]
+        weights = numpy_helper.from_array(np.full((64, 64), factor, np.float32), "w")
+        nodes = [helper.make_node("MatMul", ["a", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["y"])]
+        graph = helper.make_graph(nodes, "g", infos[:2], infos[2:], [weights])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / name)
+    env = {**os.environ, "TC_CACHE_DIR": "off" if cache == "off" else str(tmp_path / "cache")}
+
+    done = subprocess.run([sys.executable, "-c", USES, str(tmp_path / "m.onnx"), change], env=env, capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
