@@ -112,12 +112,8 @@ class CompileRequest:
         return kernel_files(lambda: self.stages(None), language, self.target)
 
     def _refuse_change(self, action: str, key: ModelKey | None) -> None:
-        """UserError where the file is not what was compiled: a program made of both would be of two models."""
-        if key is None or key.is_current():
-            return
-        if key.is_named and (found := self.key()) is not None and found.name == key.name:
-            return
-        raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
+        if key is not None and not key.still_holds(self.key):
+            raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
 
     def overriding(self, key: ModelKey | None, names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""

@@ -59,6 +59,10 @@ class ModelKey:
         """Whether the file is the one that it was, so that what has been read of it since belongs to the key."""
         return self._path is None or _state(self._path) == self._state
 
+    def still_holds(self, make_again: Callable[[], ModelKey | None]) -> bool:
+        """Whether what is made of the file now is of the model that the key is of: else a program of both would be of two models."""
+        return self.is_current() or (self.is_named and (found := make_again()) is not None and found.name == self.name)
+
 
 def model_key(model: object, *facts: object, domains: Collection[str] = ()) -> ModelKey | None:
     """The key of a model's file or bytes; None for others, and for files that cannot be read: the importer says what is wrong.
