@@ -13,7 +13,6 @@ from tc.check.compare import CompiledKernel, verify_kernels, verify_stages
 from tc.check.reproducer import explained
 from tc.codegen.backend import Loaded
 from tc.codegen.kernels import Kernel, TunedDecisions
-from tc.errors import UserError
 from tc.frontend.dims import Dim, checked_dims
 from tc.frontend.registry import Model, check_model, check_words, import_model
 from tc.ir.module import IRModule
@@ -30,7 +29,7 @@ from tc.runtime.finish import finish_stages
 from tc.runtime.float_mode import usual_float_mode
 from tc.runtime.loading import load_sealed
 from tc.runtime.module import CompiledModule
-from tc.runtime.module_cache import ModelKey, ModuleCache, model_key
+from tc.runtime.module_cache import ModelKey, ModuleCache, model_key, refuse_change
 from tc.runtime.texts import kernel_files
 from tc.target import Target, check_threads
 from tc.target.machine import machine_fingerprint
@@ -97,27 +96,23 @@ class CompileRequest:
 
     def general(self, key: ModelKey | None) -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
-        self._refuse_change("sizes that need another program", key)
+        refuse_change("sizes that need another program", key, self.key)
         return build_module(self.stages(builder := ModuleBuilder(self.target), assume_equal=False), builder, self.target.cores)
 
     def profiled(self, key: ModelKey) -> tuple[EntrySource, Loaded]:
         """The entry that times every kernel, for a module whose stages were not kept."""
-        self._refuse_change("profile", key)
+        refuse_change("profile", key, self.key)
         stages = self.stages(builder := ModuleBuilder(self.target))
         return timed_entry(LinkUnit.of(stages.plan, stages.kernels), builder)
 
     def files(self, key: ModelKey | None, language: str | None) -> Mapping[str, str | bytes]:
         """See `CompiledModule.export`."""
-        self._refuse_change("export", key)
+        refuse_change("export", key, self.key)
         return kernel_files(lambda: self.stages(None), language, self.target)
-
-    def _refuse_change(self, action: str, key: ModelKey | None) -> None:
-        if key is not None and not key.still_holds(self.key):
-            raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
 
     def overriding(self, key: ModelKey | None, names: tuple[str, ...]) -> CompiledModule:
         """The program that takes these inputs as well."""
-        self._refuse_change("inputs with a default", key)
+        refuse_change("inputs with a default", key, self.key)
         more = tuple(sorted({*self.overridden, *names}))
         return compile_request(dataclasses.replace(self, tuned=tuned_for(self.tune, self.target), overridden=more))
 

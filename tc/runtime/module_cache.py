@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tc.errors import ModelError
+from tc.errors import ModelError, UserError
 from tc.frontend.onnx.tensors import map_file
 from tc.ir.cached import cached_property
 from tc.runtime.cache_root import open_cache_folder, warn_once
@@ -59,9 +59,12 @@ class ModelKey:
         """Whether the file is the one that it was, so that what has been read of it since belongs to the key."""
         return self._path is None or _state(self._path) == self._state
 
-    def still_holds(self, make_again: Callable[[], ModelKey | None]) -> bool:
-        """Whether what is made of the file now is of the model that the key is of: else a program of both would be of two models."""
-        return self.is_current() or (self.is_named and (found := make_again()) is not None and found.name == self.name)
+
+def refuse_change(action: str, key: ModelKey | None, make_again: Callable[[], ModelKey | None]) -> None:
+    """UserError unless a model's file still is what the key is of: what else is made of it would be of another model."""
+    if key is None or key.is_current() or (key.is_named and (found := make_again()) is not None and found.name == key.name):
+        return
+    raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
 
 
 def model_key(model: object, *facts: object, domains: Collection[str] = ()) -> ModelKey | None:
