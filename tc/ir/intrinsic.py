@@ -35,7 +35,7 @@ from tc.ir.expr import (
     floormod,
 )
 from tc.ir.loop import AxisKind, Block, BlockAxis, For, PrimFunc, Seq, Stmt, Store
-from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.node import Node, binders, replace, substitute, transform, walk
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class _Accesses:
                 return None
             first = start
         for d, index in enumerate(b.indices[len(first) :], len(first)):
-            form = linear_coefficients(simplify(index, self.facts), self.variables)
+            form = self._form(index)
             moving = linear_coefficients(p.indices[d - lead], self.variables) if d >= lead else ({}, None)
             if form is None or moving is None or form[0] != moving[0]:
                 return None
@@ -268,6 +268,12 @@ class _Accesses:
             first.append(form[1])
         operand = Load(b.buffer, tuple(first))
         return {**found, p.buffer: operand} if found.get(p.buffer, operand) is operand else None
+
+    def _form(self, index: Expr) -> tuple[dict[Var, Expr], Expr] | None:
+        """An index in terms of the loops; one that does not depend on them stays as it is."""
+        if binders(index).isdisjoint(self.variables):
+            return {}, index
+        return linear_coefficients(simplify(index, self.facts), self.variables)
 
     def _start_of_rows(self, row: Expr, b: Load | Store, lead: int) -> list[Expr] | None:
         """The first indices up to that of rows, if these, counted through all dims before, move with the loops as `row` does."""

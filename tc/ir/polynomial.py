@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from tc.ir.expr import Add, Const, Expr, FloorDiv, FloorMod, Le, Lt, Mul, Sub, Var, const
-from tc.ir.node import cached_on_node, walk
+from tc.ir.node import binders, cached_on_node
 
 Monomial = tuple[Expr, ...]
 _MAX_TERMS = 64
@@ -215,16 +215,26 @@ def slack_of(condition: Lt | Le) -> Expr:
     return slack if isinstance(condition, Le) else slack - 1
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _canonical(expr: Expr) -> Expr:
+    """The canonical expression of its polynomial."""
+    return polynomial(expr).to_expr()
+
+
 def linear_coefficients(expr: Expr, variables: Iterable[Var]) -> tuple[dict[Var, Expr], Expr] | None:
     """`expr` as sum(coefficient * var) + rest, with coefficients and rest free of `variables`; None when it is not linear."""
-    wanted = set(variables)
+    wanted = frozenset(variables)
+    if wanted.isdisjoint(binders(expr)):
+        return {}, _canonical(expr)
+    if isinstance(expr, Var):
+        return {expr: const(1)}, const(0)
     coefficients: dict[Var, Polynomial] = {}
     rest: dict[Monomial, int] = {}
     poly = polynomial(expr)
     for monomial, v in poly.terms.items():
         chosen = [atom for atom in monomial if atom in wanted]
         others = tuple(atom for atom in monomial if atom not in wanted)
-        if len(chosen) > 1 or any(node in wanted for atom in others for node in walk(atom)):
+        if len(chosen) > 1 or not all(wanted.isdisjoint(binders(atom)) for atom in others):
             return None
         if not chosen:
             rest[monomial] = v

@@ -9,7 +9,7 @@ from tc.errors import ScheduleError
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Expr, Lt, Select, const
 from tc.ir.loop import AxisKind, Block, BlockAxis, PrimFunc, Stmt, seq
-from tc.ir.node import Node, replace, substitute, transform, walk
+from tc.ir.node import Node, cached_by_identity, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.layout import facts_of_axes
@@ -59,12 +59,15 @@ def choice_ends(block: Block, axis: int) -> list[Expr]:
     if chosen.kind is not AxisKind.SPATIAL or block.init is not None:
         return []
     own = {each.var for each in block.axes}
-    found = dict.fromkeys(
-        node.condition.rhs
-        for node in walk(block.body)
-        if isinstance(node, Select) and isinstance(node.condition, Lt) and node.condition.lhs is chosen.var
-    )
+    found = dict.fromkeys(end for place, end in _choices(block.body) if place is chosen.var)
     return [end for end in found if not variables(end) & own and not reads_memory(end)]
+
+
+@cached_by_identity(64)
+def _choices(body: Stmt) -> tuple[tuple[Expr, Expr], ...]:
+    """The places by which something is chosen, and where these choices change."""
+    conditions = dict.fromkeys(node.condition for node in walk(body) if isinstance(node, Select))
+    return tuple((condition.lhs, condition.rhs) for condition in conditions if isinstance(condition, Lt))
 
 
 def in_order(ends: Sequence[Expr], extent: Expr, facts: Facts) -> list[Expr] | None:

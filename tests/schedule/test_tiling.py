@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from tc.schedule.rules import tiling
@@ -140,3 +141,26 @@ def test_vectors_that_are_half_a_line_come_in_half_the_time(blocks: int) -> None
 
     assert space.best().vectors == 2, "one vector of a panel would read each of its lines twice"
     assert cycles_per_step(4, 2, 32) < cycles_per_step(4, 2, 64)
+
+
+@pytest.mark.parametrize(("rows", "blocks", "usual", "few"), [
+    (49, 10, Tile(14, 2, 16), Tile(7, 2, 16)),  # 49 = 7 * 7: none left over
+    (12544, 6, Tile(14, 2, 16), Tile(14, 2, 16)),  # none is left over anyway
+    (14, 8, Tile(14, 2, 16), Tile(14, 2, 16)),
+])  # fmt: skip
+def test_of_tiles_of_equal_cost_the_one_with_the_fewest_versions(rows: int, blocks: int, usual: Tile, few: Tile) -> None:
+    far, near = (TileSpace(rows, 1, blocks, 16, 32, near_panel=near_panel) for near_panel in (False, True))
+    assert (far.best(), near.best()) == (usual, few)
+    assert near.cycles(usual) == near.cycles(few)
+
+
+def test_few_versions_never_cost_cycles_nor_leave_multiply_adds_waiting() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rows, blocks, registers = (int(rng.integers(1, most)) for most in (400, 70, 2))
+        space = TileSpace(rows, 1, blocks, 16, 32 >> registers, near_panel=True)
+        chosen, usual = space.best(), replace(space, near_panel=False).best()
+        assert space.cycles(chosen) == pytest.approx(space.cycles(usual))
+        assert chosen == usual or chosen.rows * chosen.vectors >= tiling.LEAST_SUMS
+        rests = [(rows % tile.rows > 0) + (blocks % tile.vectors > 0) for tile in (chosen, usual)]
+        assert rests[0] <= rests[1]

@@ -291,7 +291,7 @@ class _Grouping:
             if _is_fusable(node) and node.shape.kind in (FusionKind.REDUCTION, FusionKind.CONTRACTION):
                 self._grow(node, self._is_epilogue)
         for node in self.nodes:
-            if _is_fusable(node) and node.shape.kind is FusionKind.ELEMENTWISE:
+            if _is_fusable(node) and node.shape.kind is FusionKind.ELEMENTWISE and not self._anchors(node):
                 self._grow(node, self._is_consumer)
 
     def compute_where_read(self, made_by: Mapping[TensorVar, Binding]) -> None:
@@ -346,6 +346,9 @@ class _Grouping:
         while last.post_dominator != _EXIT:
             sink = self.nodes[last.post_dominator]
             path = [*waiting, *self._between(last, sink)]
+            if all(member.group == node.group for member in path):  # joined by what comes before `node`
+                last = sink
+                continue
             if not all(may_join(node, member, path) for member in path):  # type: ignore[operator]
                 return
             waiting = path if _widens_halves(sink) and not sink.escapes else []

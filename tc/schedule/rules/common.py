@@ -9,7 +9,7 @@ from tc.errors import ScheduleError
 from tc.ir.byte_table import PERMUTES_BYTES, place_in_table
 from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, FloorMod, Load, Lt, MathCall, Select, Var, const, is_const
 from tc.ir.loop import Store
-from tc.ir.node import children, walk
+from tc.ir.node import Node, cached_on_node, children, walk
 from tc.ir.polynomial import linear_coefficients
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
@@ -197,7 +197,7 @@ def _is_rescanned(reader: BlockInfo, info: BlockInfo) -> bool:
 
 def is_heavy(value: Expr) -> bool:
     """Whether computing the value twice costs more than storing it."""
-    return any(isinstance(node, (MathCall, Div)) for node in walk(value))
+    return not _operations(value) <= {_INTEGER_QUOTIENT, _CHOICE}
 
 
 def is_large(value: Expr, most: int = MOST_PARTS_OF_TERM) -> bool:
@@ -206,7 +206,28 @@ def is_large(value: Expr, most: int = MOST_PARTS_OF_TERM) -> bool:
 
 
 def _has_select(value: Expr) -> bool:
-    return any(isinstance(node, Select) for node in walk(value))
+    return _CHOICE in _operations(value)
+
+
+_QUOTIENT, _INTEGER_QUOTIENT, _CHOICE = "/", "//", "?:"
+
+
+@cached_on_node
+def _operations(node: Node) -> frozenset[str]:
+    """What is computed at a node or below it that rules ask for: functions, by their names, quotients, choices."""
+    own: frozenset[str] = frozenset()
+    if isinstance(node, MathCall):
+        own = frozenset((node.name,))
+    elif isinstance(node, Div):
+        own = frozenset((_QUOTIENT,) if node.dtype.is_float else (_QUOTIENT, _INTEGER_QUOTIENT))
+    elif isinstance(node, FloorDiv):
+        own = frozenset((_INTEGER_QUOTIENT,))
+    elif isinstance(node, Select):
+        own = frozenset((_CHOICE,))
+    below = children(node)
+    if len(below) == 1 and not own:
+        return _operations(below[0])
+    return own.union(*map(_operations, below)) if below else own
 
 
 def lanes_for(info: BlockInfo, target: Target) -> int:
@@ -247,8 +268,7 @@ _FEW_INSTRUCTIONS = frozenset("fma floor ceil round trunc abs sign isnan isinf".
 
 def is_function(value: Expr) -> bool:
     """Whether something is computed that takes many instructions and registers."""
-    calls = any(isinstance(node, MathCall) and node.name not in _FEW_INSTRUCTIONS for node in walk(value))
-    return calls or _divides_integers(value)
+    return not _operations(value) - {_QUOTIENT, _CHOICE} <= _FEW_INSTRUCTIONS
 
 
 _CHAINS = frozenset("exp decay log tanh erf sigmoid normal_cdf".split())
@@ -257,12 +277,8 @@ _CHAINS = frozenset("exp decay log tanh erf sigmoid normal_cdf".split())
 
 def is_chain(value: Expr) -> bool:
     """Whether the functions that are computed hold few registers, and most of their steps wait for the one before."""
-    names = {node.name for node in walk(value) if isinstance(node, MathCall)} - _FEW_INSTRUCTIONS
-    return bool(names) and names <= _CHAINS and not _divides_integers(value) and _widest_bits(value) <= 32
-
-
-def _divides_integers(value: Expr) -> bool:
-    return any(isinstance(node, (Div, FloorDiv)) and not node.dtype.is_float for node in walk(value))
+    names = _operations(value) - _FEW_INSTRUCTIONS - {_QUOTIENT, _CHOICE}
+    return bool(names) and names <= _CHAINS and _widest_bits(value) <= 32
 
 
 def _is_streamed(access: Load | Store, axis: Var) -> bool:
@@ -274,6 +290,7 @@ def _is_streamed(access: Load | Store, axis: Var) -> bool:
     return form is not None and (axis not in form[0] or is_const(form[0][axis], 1))
 
 
+@cached_on_node
 def _widest_bits(value: Expr) -> int:
     """The widest type in which something is computed; not where it is."""
     if isinstance(value, Load):

@@ -37,7 +37,14 @@ from tc.schedule.rules.operands import (
     stage_operands,
     terms_in_words,
 )
-from tc.schedule.rules.product import operands_of, rhs_stays_near, rows_clash, schedule_product_tiles, terms_copied
+from tc.schedule.rules.product import (
+    operands_of,
+    panel_stays_near,
+    rhs_stays_near,
+    rows_clash,
+    schedule_product_tiles,
+    terms_copied,
+)
 from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
@@ -48,6 +55,7 @@ from tc.schedule.rules.tiling import (
     LOW_ROWS_OF_WORDS,
     MOST_SHALLOW_TERMS,
     NEAR_VECTORS,
+    PREFERRED_VECTORS,
     ROW_CYCLES,
     Tile,
     TileSpace,
@@ -364,6 +372,7 @@ def _tile_space(
         exact=roles.is_part,
         is_row_major=is_row_major,
         near_rhs=near,
+        near_panel=panel_stays_near(contraction, PREFERRED_VECTORS * lanes, target),
         clashing_rows=rows_clash(contraction),
         machine=machine_of(target),
         row_cycles=each,

@@ -359,12 +359,13 @@ def _cut_row_tiles(schedule: Schedule, product: TiledProduct, tiles: Tiles, apar
     behind a cache, all others are around."""
     rows = tiles.rows
     count = extent_value(schedule, rows[0]) if len(rows) == 1 else None
-    whole = 0 if count is None else count - is_peeled(schedule, rows[0])
-    if not whole:
+    if count is None or not (whole := count - is_peeled(schedule, rows[0])):
         return rows, []
-    sizes = divisors(count) if whole == count else even_sizes(whole)
     most = 1 if apart else _row_tiles_together(schedule, product, tiles)
-    size = schedule.choose(product.name, "rows_together", sizes, max(size for size in sizes if size <= most))
+    sizes = [divisors(whole), even_sizes(whole)]
+    usual, even = (max(size for size in each if size <= most) for each in sizes)
+    is_even = whole < count or 2 * usual <= even  # some rows have code of their own already, or had better have
+    size = schedule.choose(product.name, "rows_together", sizes[is_even], even if is_even else usual)
     if size > 1:
         made = cut_tiles(schedule, rows[0], size)
         return [made.around], [made.inside]
@@ -551,14 +552,22 @@ def _is_matrix(contraction: Contraction) -> bool:
     return len(indices) == 2 or (len(indices) == 3 and indices[1] in contraction.parts)
 
 
+def panel_stays_near(contraction: Contraction, columns: int, target: Target) -> bool:
+    """Whether so many columns of the rhs stay in the first-level cache from one tile of rows to the next."""
+    terms = _terms(contraction)
+    return terms is not None and contraction.rhs.buffer.dtype.size_bytes * columns * terms <= NEAR_RHS_OF_L1 * target.l1_bytes
+
+
 def rhs_stays_near(contraction: Contraction, columns: int, target: Target) -> bool:
     """Whether so many columns of the rhs stay in the first-level cache, and all of the lhs in the second, from rows to rows."""
+    if contraction.batch or not all(isinstance(size, Const) for size in contraction.lhs.buffer.shape):
+        return False
+    if (_terms(contraction) or 0) < LEAST_NEAR_DEPTH or not panel_stays_near(contraction, columns, target):
+        return False
+    return buffer_bytes(contraction.lhs.buffer) <= NEAR_LHS_OF_L2 * target.l2_bytes
+
+
+def _terms(contraction: Contraction) -> int | None:
+    """Of a sum; None where their number is symbolic."""
     depth = [axis.extent for axis in contraction.info.block.axes if axis.var in contraction.info.reduction_axes]
-    sizes = [*depth, *contraction.lhs.buffer.shape]
-    if contraction.batch or not all(isinstance(size, Const) for size in sizes):
-        return False
-    terms = math.prod(int(size.value) for size in depth if isinstance(size, Const))
-    if terms < LEAST_NEAR_DEPTH:
-        return False
-    rhs = contraction.rhs.buffer.dtype.size_bytes * columns * terms
-    return rhs <= NEAR_RHS_OF_L1 * target.l1_bytes and buffer_bytes(contraction.lhs.buffer) <= NEAR_LHS_OF_L2 * target.l2_bytes
+    return math.prod(int(size.value) for size in depth if isinstance(size, Const)) if all(isinstance(d, Const) for d in depth) else None

@@ -46,6 +46,10 @@ tiles of two and three take between a third and three quarters of their time."""
 LOW_ROWS_OF_WORDS = (5, *LOW_ROWS)
 """The same where the rhs is taken out of words: from six rows on a copy of a panel takes no more time than to do that for each tile."""
 
+LEAST_SUMS, MOST_VERSIONS = 12, 4
+"""Vectors of sums of a tile at least, half as many again as multiply-adds that wait for each other, to be preferred for its few versions;
+and the versions of a tile that leaves both rows and vectors over."""
+
 NEAR_LEAST = 0.01
 """For a symbolic number of rows the highest tile is taken that is this near to the least cycles; the widest one for rows that clash."""
 
@@ -98,7 +102,8 @@ class TileSpace:
     divides it. `panel` vectors of the rhs lie side by side; a tile takes a panel, or a part of one.
     `exact`: only tiles that leave no rows over. `is_row_major`: a step of the sum reads its vectors side by side from a row of
     the rhs that is longer than a panel, so that wide tiles have no more streams than narrow ones. `near_rhs`: the rhs of a tile
-    stays in the first-level cache from one tile to the next. `clashing_rows`: rows of the lhs share one set of that cache, so a tile
+    stays in the first-level cache from one tile to the next. `near_panel`: so do PREFERRED_VECTORS vectors of it, and tiles of equal cost
+    are chosen by how few versions of their code there are. `clashing_rows`: rows of the lhs share one set of that cache, so a tile
     had better have few of them. `row_cycles`: what a row of a tile costs beside its steps, for each of them.
     `is_one_dim`: a symbolic number of columns is one dim, which may be any size, rather than several together, which make a large one.
     `has_narrow`: there may be a version in narrower tiles for fewer columns than a tile's.
@@ -116,6 +121,7 @@ class TileSpace:
     exact: bool = False
     is_row_major: bool = False
     near_rhs: bool = False
+    near_panel: bool = False
     clashing_rows: bool = False
     machine: CoreRates = GENERIC
     row_cycles: float = 0.0
@@ -229,9 +235,17 @@ def _best_tile(space: TileSpace, vectors: int | None, height: int | None) -> Til
     most = least if space.rows is not None and not space.clashing_rows else (1 + NEAR_LEAST) * least
     return min(
         (tile for tile, its_cycles in zip(tiles, cycles, strict=True) if its_cycles <= most),
-        key=lambda tile: (_distance(space, tile), -tile.all_rows),
+        key=lambda tile: (_num_versions(space, tile), _distance(space, tile), -tile.all_rows),
         default=Tile(1, 1, space.lanes),
     )
+
+
+def _num_versions(space: TileSpace, tile: Tile) -> int:
+    """How many sizes of tiles there are, those of rows and of vectors that are left over among them, where lower tiles cost nothing."""
+    if not space.near_panel or tile.all_rows * tile.vectors < LEAST_SUMS:
+        return MOST_VERSIONS
+    has_rest = space.rows is not None and bool(space.rows % tile.rows or space.outer_rows % tile.outer_rows)
+    return (1 + has_rest) * (1 + bool(space.blocks is not None and space.blocks % tile.vectors))
 
 
 def _distance(space: TileSpace, tile: Tile) -> int:
