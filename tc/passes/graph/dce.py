@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tc.ir.expr import Const, Var
-from tc.ir.graph import Binding, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of, map_bodies
+from tc.ir.graph import Binding, Call, CallExtern, Function, ReadDims, TensorVar, atoms_of, bodies_of, map_bodies
 from tc.ir.module import IRModule
 from tc.ir.node import Node, cached_on_node, children, replace
 from tc.ir.types import TensorType
@@ -29,7 +29,7 @@ def _clean(func: Function, live: set[Node], outer: frozenset[Node]) -> Function:
         if not _is_needed(binding, live) and found[index].isdisjoint(live):
             changed = True
             continue
-        cleaned = _clean_bodies(binding, live, known[index])
+        cleaned = binding if isinstance(binding.value, Call) else _clean_bodies(binding, live, known[index])
         changed = changed or cleaned is not binding
         live.update(_used(cleaned))
         kept.append(cleaned)
@@ -75,7 +75,7 @@ def _is_needed(binding: Binding, live: set[Node]) -> bool:
         return True
     if isinstance(value, ReadDims):
         return any(dim in live for dim in value.dims)
-    return not live.isdisjoint(binding.targets) or any(map(_is_needed_inside, bodies_of(value)))
+    return not live.isdisjoint(binding.targets) or (not isinstance(value, Call) and any(map(_is_needed_inside, bodies_of(value))))
 
 
 def _is_needed_inside(body: Function) -> bool:
@@ -99,9 +99,11 @@ def _used(binding: Binding) -> frozenset[Node]:
     live: set[Node] = set(_result_dims(binding))
     for atom in atoms_of(binding.value):
         _use(atom, live)
-    for name in ("attrs", "dims", "trip_count"):
-        live.update(_vars_in(getattr(binding.value, name, ())))
-    return frozenset(live)
+    if isinstance(binding.value, Call):  # whose attributes most often are numbers and words
+        mentioned = [value for _, value in binding.value.attrs if isinstance(value, (tuple, Node))]
+    else:
+        mentioned = [getattr(binding.value, name, ()) for name in ("attrs", "dims", "trip_count")]
+    return frozenset(live.union(*map(_vars_in, mentioned)))
 
 
 def _vars_in(value: object) -> frozenset[Node]:

@@ -134,13 +134,17 @@ def _held_bytes(module: IRModule) -> int:
 def _fold_function(func: Function, folding: _Folding, known: dict[Node, Node]) -> Function:
     kept: list[Binding] = []
     changed = False
-    uses = uses_of(func)
+    uses: Uses | None = None  # asked for few bindings, but of all
     for old in func.bindings:
-        binding = _fold_bodies(old, folding, known)
-        if known and not _has_bodies(binding):
+        binding = old if isinstance(old.value, Call) else _fold_bodies(old, folding, known)
+        is_read = known and not (isinstance(old.value, Call) and known.keys().isdisjoint(old.value.args))
+        if is_read and not _has_bodies(binding):
             binding = replace(binding, value=with_atoms(binding.value, known))
         changed = changed or binding is not old
-        results = None if _is_kept(binding, folding, uses) else _evaluate(binding, folding, func)
+        results = None
+        if isinstance(binding.value, Call) and all(map(folding.is_known, binding.value.args)):
+            uses = uses_of(func) if uses is None else uses
+            results = None if _is_kept(binding, folding, uses) else _evaluate(binding, binding.value, folding, func)
         if results is None:
             kept.append(binding)
             continue
@@ -177,10 +181,7 @@ def _fold_bodies(binding: Binding, folding: _Folding, known: dict[Node, Node]) -
     return replace(binding, value=replace(folded, **plain))
 
 
-def _evaluate(binding: Binding, folding: _Folding, func: Function) -> list[TensorConst] | None:
-    call = binding.value
-    if not isinstance(call, Call) or not all(map(folding.is_known, call.args)):
-        return None
+def _evaluate(binding: Binding, call: Call, folding: _Folding, func: Function) -> list[TensorConst] | None:
     attrs = _literal_attrs(full_attrs(call))
     if attrs is None or not all(isinstance(target.type, TensorType) for target in binding.targets):
         return None

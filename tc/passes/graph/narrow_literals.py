@@ -5,7 +5,6 @@ The kernel of the product widens a tile at a time, so that memory holds, and is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
 from tc.ir.expr import Const
@@ -26,18 +25,12 @@ def uses_of(func: Function) -> Uses:
     """Who reads what in a function."""
     found: Uses = {}
     for binding in func.bindings:
-        for place, atom in enumerate(_read_by(binding)):
-            found.setdefault(atom, []).append((binding, place))
+        value = binding.value
+        for place, atom in enumerate(value.args if isinstance(value, Call) else atoms_read(value)):
+            found.setdefault(atom, []).append((binding, place))  # type: ignore[arg-type]  # nobody asks for what is absent
     for atom in func.results:
         found.setdefault(atom, []).append((None, 0))
     return found
-
-
-def _read_by(binding: Binding) -> Iterator[Atom]:
-    if isinstance(binding.value, Call):
-        yield from binding.value.args  # type: ignore[misc]
-        return
-    yield from atoms_read(binding.value)
 
 
 def widens_operand(binding: Binding, uses: Uses) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tc.ir.dtype import DType, f32, i8, i16, u8, u16
 from tc.ir.graph import Atom, Call, TensorConst
+from tc.ir.node import cached_on_node
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.graph.rewrite import Match
@@ -86,10 +87,18 @@ def quantized_to(call: Call, result: Atom) -> Quantized | None:
 
 
 def _quantized(call: Call, value: Atom | None) -> Quantized | None:
-    attrs = full_attrs(call)
-    scale, zero = (call.args[place] if place < len(call.args) else None for place in (1, 2))
     assert value is not None and isinstance(value.type, TensorType)
-    if value.type.dtype not in NARROW or attrs.block_size or not isinstance(scale, TensorConst):
+    parameters = _parameters(call) if value.type.dtype in NARROW else None
+    return None if parameters is None else Quantized(value, *parameters)
+
+
+@cached_on_node
+def _parameters(call: Call) -> tuple[np.ndarray, np.ndarray, int | None] | None:
+    """Scale, zero point and axis of a call that quantizes or dequantizes, where these are known and no others than `Quantized` has."""
+    attrs = full_attrs(call)
+    value, scale, zero = (*call.args, None)[:3]
+    assert value is not None and isinstance(value.type, TensorType)
+    if attrs.block_size or not isinstance(scale, TensorConst):
         return None
     if scale.value.dtype != np.float32 or scale.value.ndim > 1 or not (zero is None or isinstance(zero, TensorConst)):
         return None
@@ -98,11 +107,10 @@ def _quantized(call: Call, value: Atom | None) -> Quantized | None:
     zeros = np.zeros((), np.int64) if zero is None else zero.value.astype(np.int64)
     sizes = {array.size for array in (scale.value, zeros)} - {1}
     if not sizes:
-        return Quantized(value, scale.value.reshape(()), zeros.reshape(()))
+        return scale.value.reshape(()), zeros.reshape(()), None
     if len(sizes) > 1 or not value.type.rank:
         return None
     (size,) = sizes
     axis = int(attrs.axis) % value.type.rank if value.type.rank > 1 else 0
     scales, points = (np.broadcast_to(array.reshape(-1), (size,)) for array in (scale.value, zeros))
-    return Quantized(value, scales, points, axis)
-
+    return scales, points, axis

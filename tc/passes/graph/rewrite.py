@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -70,6 +70,16 @@ class OpPattern:
     commutes: bool = False
     single_use: bool = False
     rest: bool = False
+
+    @cached_property
+    def orders(self) -> tuple[tuple[bool, ...], ...]:
+        """For each way to match it, whether the operands of what commutes are exchanged: of the outer first, then from left to right."""
+        return tuple(itertools.product((False, True), repeat=self.num_commuting))
+
+    @property
+    def num_commuting(self) -> int:
+        """How many operators at or below it commute."""
+        return int(self.commutes) + sum(part.num_commuting for part in self.args if isinstance(part, OpPattern))
 
 
 Pattern = Union[AnyPattern, ConstPattern, AbsentPattern, OpPattern]
@@ -143,11 +153,6 @@ class Match:
         atom = self.atoms[name]
         assert isinstance(atom, TensorConst)
         return atom.value
-
-    def copy(self) -> Match:
-        other = Match(self.facts, self._rewriter)
-        other.atoms, other.calls, other.roots = dict(self.atoms), dict(self.calls), dict(self.roots)
-        return other
 
 
 @dataclass(frozen=True)
@@ -274,12 +279,16 @@ class _Rewriter:
 
     def _rebuild(self, func: Function) -> Function:
         bindings: list[Binding] = []
-        for old in func.bindings:
-            binding = self._renamed_binding(old)
+        renamed, definitions, by_op = self.renamed, self.definitions, self.by_op
+        for binding in func.bindings:
+            value = binding.value
+            if not isinstance(value, Call) or not renamed.keys().isdisjoint(value.args):
+                binding = self._renamed_binding(binding)
+                value = binding.value
             bindings.append(binding)
             for target in binding.targets:
-                self.definitions[target] = binding
-            if isinstance(binding.value, Call) and binding.targets and binding.value.op in self.by_op and not self._is_declined(binding):
+                definitions[target] = binding
+            if isinstance(value, Call) and value.op in by_op and binding.targets and not self._is_declined(binding):
                 self.looked_at = {}
                 if not self._try_rules(binding, bindings):
                     self.declined[binding] = self._seen()
@@ -292,9 +301,7 @@ class _Rewriter:
         return atom
 
     def _renamed_binding(self, binding: Binding) -> Binding:
-        value, renamed = binding.value, self.renamed
-        if not isinstance(value, (If, Loop)) and (not renamed or (isinstance(value, Call) and renamed.keys().isdisjoint(value.args))):
-            return binding
+        value = binding.value
         renames = {a: self._atom(a) for a in atoms_of(value) if a in self.renamed}
         changes = {body_name: self._rebuild(body) for body_name, body in _named_bodies(value)}
         if changes:
@@ -308,10 +315,7 @@ class _Rewriter:
         call = binding.value
         assert isinstance(call, Call)
         for rule in self.by_op.get(call.op, ()):
-            if not self._may_match(rule.pattern, binding.targets[0], root=True):
-                continue
-            facts = self._known
-            for match in self._matches(rule.pattern, binding.targets[0], Match(facts, self), root=True):
+            for match in self._matches(rule.pattern, binding.targets[0]):
                 if not rule.when(match):
                     continue
                 builder = GraphBuilder(self.facts)
@@ -319,7 +323,7 @@ class _Rewriter:
                 with located(binding.span):
                     result = rule.result(builder, match)
                 results = result if isinstance(result, tuple) else (result,)
-                if not _have_types(results, binding.targets, facts):
+                if not _have_types(results, binding.targets, self._known):
                     continue
                 nodes = self._replaced_nodes(binding, builder.bindings)
                 for made in builder.bindings:
@@ -361,15 +365,6 @@ class _Rewriter:
         own = () if binding.span is None else binding.span.nodes
         return None if None in parts else (*(node for part in parts for node in part or ()), *own)
 
-    def _may_match(self, pattern: Pattern, atom: Atom | None, root: bool = False) -> bool:
-        """Whether there are calls of the pattern's operators where it has them; what it calls by one name may differ still."""
-        if not isinstance(pattern, OpPattern):
-            if isinstance(pattern, ConstPattern):
-                return isinstance(atom, TensorConst)
-            return (atom is None) is isinstance(pattern, AbsentPattern)
-        call = self._call_for(pattern, atom, root)
-        return call is not None and any(all(map(self._may_match, pattern.args, order)) for order in _orders(pattern, call))
-
     def _call_for(self, pattern: OpPattern, atom: Atom | None, root: bool) -> Call | None:
         """The call of one of the pattern's operators that makes `atom`."""
         if not isinstance(atom, TensorVar) or (pattern.single_use and not root and self.is_shared(atom)):
@@ -382,52 +377,36 @@ class _Rewriter:
             return None
         return call
 
-    def _matches(self, pattern: Pattern, atom: Atom | None, match: Match, root: bool = False) -> Iterable[Match]:
-        """Every way in which `atom` matches, extending `match`."""
-        match pattern:
-            case AbsentPattern():
-                if atom is None:
-                    yield match
-            case AnyPattern(name=name):
-                known = match.atoms.get(name)
-                if atom is not None and (known is None or known is atom):
-                    extended = match.copy()
-                    extended.atoms[name] = atom
-                    yield extended
-            case ConstPattern(name=name):
-                if isinstance(atom, TensorConst):
-                    extended = match.copy()
-                    extended.atoms[name] = atom
-                    yield extended
-            case OpPattern():
-                yield from self._op_matches(pattern, atom, match, root)
+    def _matches(self, pattern: OpPattern, root: TensorVar) -> Iterator[Match]:
+        """Every way in which what defines `root` matches."""
+        for turns in pattern.orders:
+            match = Match(self._known, self)
+            if self._fits(pattern, root, match, iter(turns), root=True):
+                yield match
 
-    def _op_matches(self, pattern: OpPattern, atom: Atom | None, match: Match, root: bool) -> Iterable[Match]:
-        call = self._call_for(pattern, atom, root)
-        if call is None:
-            return
-        assert isinstance(atom, TensorVar)
-        for order in _orders(pattern, call):
-            extended = match.copy()
-            extended.calls[pattern.name or pattern.ops[0]] = call
-            extended.roots[pattern.name or pattern.ops[0]] = atom
-            yield from self._all_match(list(zip(pattern.args, order, strict=True)), extended)
-
-    def _all_match(self, pairs: list[tuple[Pattern, Atom | None]], match: Match) -> Iterable[Match]:
-        if not pairs:
-            yield match
-            return
-        (pattern, atom), *rest = pairs
-        for extended in self._matches(pattern, atom, match):
-            yield from self._all_match(rest, extended)
-
-
-def _orders(pattern: OpPattern, call: Call) -> list[tuple[Atom | None, ...]]:
-    """The operands of a call as the pattern may take them."""
-    args, wanted = call.args, len(pattern.args)
-    if len(args) < wanted:
-        args += (None,) * (wanted - len(args))
-    return [args, args[::-1]] if pattern.commutes and len(args) == 2 else [args[:wanted]]
+    def _fits(self, pattern: Pattern, atom: Atom | None, match: Match, turns: Iterator[bool], root: bool = False) -> bool:
+        """Whether a value is what a pattern says, with operands exchanged where `turns` says so; its parts are kept in `match`."""
+        if isinstance(pattern, OpPattern):
+            call = self._call_for(pattern, atom, root)
+            if call is None:
+                return False
+            operands = call.args + (None,) * (len(pattern.args) - len(call.args))
+            if pattern.commutes and next(turns):
+                if len(operands) != 2:
+                    return False
+                operands = operands[::-1]
+            assert isinstance(atom, TensorVar)
+            name = pattern.name or pattern.ops[0]
+            match.calls[name], match.roots[name] = call, atom
+            for part, operand in zip(pattern.args, operands, strict=False):
+                if not self._fits(part, operand, match, turns):
+                    return False
+            return True
+        if isinstance(pattern, AbsentPattern):
+            return atom is None
+        if atom is None or (isinstance(pattern, ConstPattern) and not isinstance(atom, TensorConst)):
+            return False
+        return match.atoms.setdefault(pattern.name, atom) is atom
 
 
 def _have_types(results: Sequence[Atom | None], targets: Sequence[TensorVar], facts: Facts) -> bool:
