@@ -248,7 +248,7 @@ _IMPORT = (
         "The operator is supported, but not with operands or attributes that go together in this way.",
         ("a rare use, or one where runtimes differ",),
         ("the message says what: export the model without it",),
-        "the_y: LabelEncoder: a key is there twice",
+        "the_y: ConcatFromSequence of an empty sequence",
         "form",
     ),
     ErrorCode(

@@ -14,6 +14,7 @@ from tc.ir.dtype import (
     DType,
     bool_,
     f32,
+    f64,
     i64,
 )
 from tc.ir.expr import (
@@ -373,11 +374,22 @@ def _np_pow(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _pow(a: Expr, b: Expr) -> Expr:
-    if a.dtype.is_float:
+    """In a type that holds both: whether an exponent is odd, and small parts of it, count as much as those of the base."""
+    if not a.dtype.is_float and not b.dtype.is_float:
         return call("pow", a, cast(b, a.dtype))
-    if b.dtype.is_float:
-        return cast(call("pow", cast(a, b.dtype), b), a.dtype)
-    return call("pow", a, cast(b, a.dtype))
+    wide = next(dtype for dtype in (a.dtype, f32, f64) if dtype.is_float and all(_holds(dtype, each.dtype) for each in (a, b)))
+    return cast(call("pow", cast(a, wide), cast(b, wide)), a.dtype)
+
+
+def _holds(dtype: DType, other: DType) -> bool:
+    """Whether each number of a type is one of a float type; of i64 and u64, none of whose floats do, f64 does."""
+    if other is dtype or dtype is f64:
+        return True
+    info = ml_dtypes.finfo(dtype.numpy)
+    if not other.is_float:
+        return other.bits <= info.nmant + 1
+    inner = ml_dtypes.finfo(other.numpy)
+    return bool(inner.nmant <= info.nmant and inner.maxexp <= info.maxexp and inner.minexp >= info.minexp)
 
 
 def _mod(a: Expr, b: Expr, fmod: bool) -> Expr:

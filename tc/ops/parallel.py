@@ -46,7 +46,7 @@ from tc.ops import scan as _scan  # noqa: F401
 from tc.ops import suppression as _suppression  # noqa: F401
 from tc.ops import topk as _topk  # noqa: F401
 from tc.ops import unique as _unique  # noqa: F401  these fill the table
-from tc.ops.common import Tensors, Types, normalize_axis, ravel, unravel
+from tc.ops.common import Tensors, Types, normalize_axis, ravel, sum_dtype, unravel
 from tc.ops.index import combine_updates, place_of
 from tc.ops.registry import OPS, OpDef, current_facts, register
 from tc.te import Tensor
@@ -91,7 +91,7 @@ def _compute_cumsum(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
     x = tensors[0]
     assert x is not None
     axis = normalize_axis(attrs.axis, len(x.shape), "cumsum")
-    size, wide = x.shape[axis], _sum_type(x.dtype)
+    size, wide = x.shape[axis], sum_dtype(x.dtype)
 
     def element(axes: Axes) -> Expr:
         return cast(x[_along(axes, axis, size - 1 - axes[axis] if attrs.reverse else axes[axis])], wide)
@@ -102,10 +102,6 @@ def _compute_cumsum(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType])
         return cast(total(_along(axes, axis, size - 1 - axes[axis] if attrs.reverse else axes[axis])), x.dtype)
 
     return te.compute(x.shape, body, "cumsum")
-
-
-def _sum_type(dtype: DType) -> DType:
-    return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
 def _running_sum(

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from tc import te
-from tc.ir.dtype import i64
-from tc.ir.expr import Expr, Load, Var, add, const, equal, mul, select
+from tc.ir.dtype import from_numpy, i64
+from tc.ir.expr import Expr, Load, Var, add, cast, const, equal, mul, select
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType
-from tc.ops.common import Arrays, Tensors, Types, normalize_axis, operand
+from tc.ops.common import Arrays, Tensors, Types, normalize_axis, operand, sum_dtype
 from tc.ops.registry import REQUIRED, Compute, OpDef, Reference, register
 from tc.te import Tensor
 
@@ -24,13 +24,13 @@ def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def _compute_running(combine: Callable[[Expr, Expr], Expr], none: int, name: str) -> Compute:
-    """What is combined so far, along an axis; `none` stands before the first element."""
+    """What is combined so far, along an axis, of 16-bit floats in f32; `none` stands before the first element."""
 
     def compute(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
         x = tensors[0]
         assert x is not None
         axis = normalize_axis(attrs.axis, len(x.shape), name)
-        n = x.shape[axis]
+        n, wide = x.shape[axis], sum_dtype(x.dtype)
 
         def body(out: Any, *axes: Expr) -> Expr:
             def at(place: Expr) -> tuple[Expr, ...]:
@@ -39,11 +39,12 @@ def _compute_running(combine: Callable[[Expr, Expr], Expr], none: int, name: str
             t = axes[axis]  # at the first step the neighbour is outside
             neighbour = te.minimum(t + 1, n - 1) if attrs.reverse else te.maximum(t - 1, const(0))
             is_first = equal(t, n - 1 if attrs.reverse else const(0))
-            own = x[at(neighbour)] if attrs.exclusive else x[at(t)]
-            first = const(none, x.dtype) if attrs.exclusive else own
+            own = cast(x[at(neighbour)] if attrs.exclusive else x[at(t)], wide)
+            first = const(none, wide) if attrs.exclusive else own
             return select(is_first, first, combine(Load(out, at(neighbour)), own))
 
-        return te.scan(x.shape, x.dtype, axis, body, name, backwards=attrs.reverse)
+        found = te.scan(x.shape, wide, axis, body, name, backwards=attrs.reverse)
+        return found if wide is x.dtype else te.compute(x.shape, lambda *axes: cast(found[axes], x.dtype), f"{name}_rounded")
 
     return compute
 
@@ -54,7 +55,8 @@ def _run_running(ufunc: np.ufunc, none: int) -> Reference:
         assert x is not None
         axis = normalize_axis(attrs.axis, x.ndim, ufunc.__name__)
         values = np.flip(x, axis) if attrs.reverse else x
-        total = ufunc.accumulate(values, axis=axis, dtype=x.dtype)
+        wide = sum_dtype(from_numpy(x.dtype)).numpy
+        total = ufunc.accumulate(values.astype(wide), axis=axis, dtype=wide).astype(x.dtype)
         if attrs.exclusive:
             total = np.roll(total, 1, axis)
             total[tuple(slice(0, 1) if d == axis else slice(None) for d in range(x.ndim))] = none

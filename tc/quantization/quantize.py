@@ -250,12 +250,11 @@ class _Static:
         ended = ended if is_whole else "interrupted"
         chosen = usual_choice(points)
         if is_all_float(topology, chosen.strategy):
-            notes += ("f32 is chosen: no measured point is faster and as near to it as a default choice must be; `choose` takes others",)
+            notes += ("the default choice is f32: no measured point is faster and as near to it as that must be; `choose` takes others",)
         noise = layer_noise(scales, all_small(topology), search.errors)
-        types = tuple((s.name, s.op_type, chosen.strategy.combination(s).label) for s in topology.sites)
         return QuantizedModel(
             chosen.model, request.name, "static", request.hardware.title, chosen, points, tuple(search.trials), noise, tuple(notes),
-            ended, types,
+            ended,
         )  # fmt: skip
 
     def _check_converted(self, given: onnx.ModelProto) -> None:
@@ -328,7 +327,8 @@ class _Static:
                 quality, label = quality_of(module.run), label_of(topology, trial.strategy)
                 worst = max(quality.worst, trial.quality.worst)  # what is rare needs all inputs to show
                 quality = dataclasses.replace(quality, worst=worst)
-                point = FrontPoint(label, trial.strategy, proto, quality, trial.predicted)
+                types = tuple((s.name, s.op_type, trial.strategy.combination(s).label) for s in topology.sites)
+                point = FrontPoint(label, trial.strategy, proto, quality, trial.predicted, types=types)
                 points.append(point if time is None else dataclasses.replace(point, seconds=time.seconds, ratio=time.ratio.median))
         except KeyboardInterrupt:
             if not points:

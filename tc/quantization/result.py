@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ class FrontPoint:
 
     `seconds`: of a call, the median; `ratio`: over those of f32, in turns; NaN where nothing could be measured. `predicted`: what the
     search took it for. `quality`: of the written model, on calibration inputs that the search did not use; its `worst` is of all.
+    `types`: of each product its name, its operator, and the types that it runs in.
     """
 
     label: str
@@ -39,6 +40,7 @@ class FrontPoint:
     predicted: float
     seconds: float = math.nan
     ratio: float = math.nan
+    types: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def cost(self) -> float:
@@ -65,7 +67,6 @@ class QuantizedModel:
     noise: tuple[LayerNoise, ...] = ()
     notes: tuple[str, ...] = ()
     ended: str = "finished"
-    types: tuple[tuple[str, str, str], ...] = field(default=())
 
     @property
     def front(self) -> tuple[FrontPoint, ...]:
@@ -122,7 +123,8 @@ class QuantizedModel:
             for p in self.points
         )
         trials = tuple((t.predicted, t.quality.loss) for t in self.trials)
-        facts = ReportFacts(self.name, self.mode, self.hardware, rows, trials, self.noise, self.notes, self.types)
+        types = self.point.types if self.point is not None else ()
+        facts = ReportFacts(self.name, self.mode, self.hardware, rows, trials, self.noise, self.notes, types)
         write_quantization_report(Path(path), facts)
 
     def __str__(self) -> str:

@@ -131,15 +131,16 @@ def test_operands_that_are_no_bytes_and_fills_out_of_range_are_refused() -> None
         b.call("conv_integer", x, b.const(np.ones((4, 4, 3, 3), np.float32)))
 
 
-def _with(name: str, feature: str) -> Target:
+def _with(name: str, *features: str) -> Target:
+    """For two cores, however many there are: tiles differ where blocks are shared out among them."""
     plain = Target.parse(name)
-    return dataclasses.replace(plain, features=(*plain.features, feature))
+    return dataclasses.replace(plain, features=(*plain.features, *features), cores=2)
 
 
 WITH_VNNI = _with("x86-64-v4", "avx512vnni")
 
 
-AVX2 = Target.parse("x86-64-v3")
+AVX2 = _with("x86-64-v3")
 
 
 @pytest.mark.covering

@@ -94,7 +94,10 @@ def test_what_is_far_from_f32_is_not_chosen_by_default(
     found = tc.quantize(model, feeds, hardware="power_of_two", trials=4)
 
     assert found.point is not None and found.point.label == "2 in f32"
-    assert any("f32 is chosen" in note for note in found.notes)
+    assert any("the default choice is f32" in note for note in found.notes)
+    other = found.choose(max_error=1.0)
+    assert other.point is not None and found.point.types != other.point.types  # the report shows those of the model that is chosen
+    assert {types for *_, types in found.point.types} == {"f32"} != {types for *_, types in other.point.types}
 
 
 @pytest.mark.parametrize(

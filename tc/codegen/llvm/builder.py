@@ -6,6 +6,7 @@ writing some hundred thousand instructions. llvmlite then parses and verifies wh
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,13 +65,14 @@ def int_value(value: int, element: str = "i64") -> Value:
 
 def float_text(value: float, element: str) -> str:
     """A float literal, exact: LLVM writes float as the double of the same value."""
+    code = {"half": "<e", "float": "<f"}.get(element)
+    if code is not None and value == value:
+        try:
+            value = struct.unpack(code, struct.pack(code, value))[0]
+        except OverflowError:
+            value = math.copysign(math.inf, value)
     if element == "half":
         return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
-    if element == "float" and value == value and abs(value) != float("inf"):
-        try:
-            value = struct.unpack("<f", struct.pack("<f", value))[0]
-        except OverflowError:
-            value = float("inf") if value > 0 else float("-inf")
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
 
 

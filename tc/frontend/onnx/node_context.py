@@ -46,7 +46,7 @@ from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import DType
 from tc.ir.expr import Const, Expr, const, is_const
 from tc.ir.graph import AttrValue
-from tc.ops.common import normalize_axes, normalize_axis
+from tc.ops.common import normalize_axes, normalize_axis, sum_dtype
 from tc.ops.registry import OpDef, Requirement, scoped_ops
 
 GraphImporter = Any
@@ -177,6 +177,10 @@ class Calls:
     def cast(self, x: ModelValue, dtype: DType) -> ModelValue:
         """x in that element type; itself where it has it."""
         return x if x.dtype is dtype else self.call("cast", x, dtype=dtype)
+
+    def widened(self, x: ModelValue) -> ModelValue:
+        """x in the type that sums of its elements are accumulated in: what is computed of it is rounded to its own once."""
+        return self.cast(x, sum_dtype(x.dtype))
 
     def part(self, x: ModelValue, axis: int, start: Expr | int, size: Expr | int) -> ModelValue:
         """`size` elements of one axis, from `start` on."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 from functools import reduce
 from itertools import accumulate
 
-import numpy as np
-
 from tc.errors import NodeError, UnsupportedError
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.operand_sizes import require_divides
 from tc.frontend.onnx.quantized import dequantized, integer_product, with_term
 from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import prove
-from tc.ir.dtype import DType, bool_, i32
+from tc.ir.dtype import DType, bool_, i32, largest_number
 from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or, minimum
 from tc.ops.common import require_equal
 from tc.ops.registry import require
@@ -141,7 +139,7 @@ def _attend(
         is_seen = _is_seen(n, mask, batch, length, k.shape[2])
         scores = n.call("add", scores, n.call("where", is_seen, n.const(0, q.dtype), low))
     if n.attr("unidirectional", 0):
-        scores = n.call("where", _is_later(n, length, k.shape[2], held), n.const(np.finfo(q.dtype.numpy).min, q.dtype), scores)
+        scores = n.call("where", _is_later(n, length, k.shape[2], held), n.const(-largest_number(q.dtype), q.dtype), scores)
     return in_rows(n, n.call("matmul", n.call("softmax", scores, axis=-1), v))
 
 

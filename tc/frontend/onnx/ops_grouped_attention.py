@@ -16,7 +16,7 @@ from tc.frontend.onnx.ops_attention import in_heads, in_rows
 from tc.frontend.onnx.quantized import with_term
 from tc.frontend.onnx.values import ModelValue, size_value
 from tc.ir.arith import prove, simplify
-from tc.ir.dtype import bool_, i64
+from tc.ir.dtype import bool_, i64, largest_number
 from tc.ir.expr import Expr, Select, const, equal, maximum
 from tc.ops.common import require_equal
 
@@ -119,7 +119,7 @@ def import_group_query_attention(n: NodeContext) -> NodeResult:
     bias = _bias(n, places) if last is None else _bias_of_last(n, n.call("sub", before, held), places)
     seen = _is_seen(n, held, length, places) if n.attr("causal", 1) else _is_there(n, totals, places)
     scores = _scores(n, q, wide[0], bias)
-    lowest = n.const(np.finfo(q.dtype.numpy).min if q.dtype.name != "bf16" else -3e38, q.dtype)
+    lowest = n.const(-largest_number(q.dtype), q.dtype)
     weights = _weights(n, n.call("where", seen, scores, lowest), heads)
     made = in_rows(n, n.call("matmul", weights, wide[1]))
     if last is not None:

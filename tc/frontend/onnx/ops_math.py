@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound, count_of, names_axis, without_axes
@@ -66,7 +68,6 @@ _BINARY = {
     "Mul": "mul",
     "Or": "logical_or",
     "PRelu": "prelu",
-    "Pow": "pow",
     "Sub": "sub",
     "Xor": "logical_xor",
 }
@@ -82,6 +83,19 @@ for _name, _op in _SAME.items():
 for _name, _op in _BINARY.items():
     onnx_op(_name)(_operator(_op, 2))
 onnx_op("Where")(_operator("where", 3))
+
+
+@onnx_op("Pow")
+def import_pow(n: NodeContext) -> NodeResult:
+    """Literal exponents are numbers of the base's type where that holds them: a wider one is slower."""
+    base, exponent = n.value(0), n.value(1)
+    known = n.graph.array(exponent) if base.dtype.is_float and exponent.dtype is not base.dtype else None
+    if known is not None:
+        with np.errstate(all="ignore"):
+            narrow = known.astype(base.dtype.numpy)
+            is_same = np.array_equal(narrow.astype(np.float64), known.astype(np.float64), equal_nan=True)
+        exponent = n.const(narrow, base.dtype) if is_same else exponent
+    return n.call("pow", base, exponent)
 
 
 # ONNX name -> (operator, {attribute: default})
@@ -125,7 +139,8 @@ def swish(c: Calls, x: ModelValue, alpha: float) -> ModelValue:
     """x sigmoid(alpha x)."""
     if alpha == 1.0:
         return c.call("silu", x)
-    return c.call("mul", x, c.call("sigmoid", c.call("mul", x, c.const(alpha, x.dtype))))
+    wide = c.widened(x)  # as 16 bits may not hold alpha, nor the product
+    return c.cast(c.call("mul", wide, c.call("sigmoid", c.call("mul", wide, c.const(alpha, wide.dtype)))), x.dtype)
 
 
 @onnx_op("IsInf")
@@ -354,19 +369,23 @@ def import_gemm(n: NodeContext) -> NodeResult:
         a = n.call("transpose", a, perm=(1, 0))
     if n.attr("transB", 0):
         b = n.call("transpose", b, perm=(1, 0))
-    result = n.call("matmul", a, b)
     alpha, beta = n.attr("alpha", 1.0), n.attr("beta", 1.0)
-    if alpha != 1.0:
-        result = n.call("mul", result, n.const(alpha, result.dtype))
+    result = scaled_product(n, a, b, alpha)
     if c is None or beta == 0.0:
-        return result
+        return n.cast(result, a.dtype)
     n.graph.state(partial(require_broadcasts_to, c.shape, result.shape, "Gemm: C"), n.span)
-    if beta == 1.0:
-        return n.call("add", result, c)
-    if c.dtype in (f16, bf16):  # beta * C may be more than these hold, though the sum is not
-        wide = n.call("mul", n.call("cast", c, dtype=f32), n.const(beta, f32))
-        return n.call("cast", n.call("add", n.call("cast", result, dtype=f32), wide), dtype=c.dtype)
-    return n.call("add", result, n.call("mul", c, n.const(beta, c.dtype)))
+    if beta != 1.0:  # beta * C may be more than 16 bits hold, though the sum is not
+        result, c = n.widened(result), n.widened(c)
+        c = n.call("mul", c, n.const(beta, c.dtype))
+    return n.cast(n.call("add", result, n.cast(c, result.dtype)), a.dtype)
+
+
+def scaled_product(n: NodeContext, a: ModelValue, b: ModelValue, alpha: float) -> ModelValue:
+    """alpha * A B, of 16-bit floats in f32 unless alpha is 1: neither alpha nor the product need be numbers of 16 bits."""
+    if alpha == 1.0:
+        return n.call("matmul", a, b)
+    product = n.call("matmul", n.widened(a), n.widened(b))
+    return n.call("mul", product, n.const(alpha, product.dtype))
 
 
 # -- reductions

@@ -13,7 +13,7 @@ from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.activations import fused_activation
 from tc.frontend.onnx.control_flow import bind_loop
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, onnx_op
-from tc.frontend.onnx.ops_math import import_gemm, swish
+from tc.frontend.onnx.ops_math import import_gemm, scaled_product, swish
 from tc.frontend.onnx.ops_nn import convolve, transposed_convolve
 from tc.frontend.onnx.ops_shape import import_gather_nd, import_range, import_trilu, unique_values
 from tc.frontend.onnx.ops_slice import import_pad
@@ -83,8 +83,7 @@ def _activation_numbers(n: NodeContext) -> list[float]:
 def import_fused_matmul(n: NodeContext) -> NodeResult:
     """alpha * A' B', with the last two axes of A or B exchanged, or the first one moved behind those of the batch."""
     a, b = (_transposed(n, n.value(k), *(bool(n.attr(name + "AB"[k], 0)) for name in ("transBatch", "trans"))) for k in (0, 1))
-    result, alpha = n.call("matmul", a, b), n.attr("alpha", 1.0)
-    return result if alpha == 1.0 else n.call("mul", result, n.const(alpha, result.dtype))
+    return n.cast(scaled_product(n, a, b, n.attr("alpha", 1.0)), a.dtype)
 
 
 def _transposed(n: NodeContext, x: ModelValue, batch: bool, matrix: bool) -> ModelValue:

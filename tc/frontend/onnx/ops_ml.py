@@ -203,8 +203,9 @@ def _encode(n: NodeContext, keys: np.ndarray, values: np.ndarray, default: Any) 
     if isinstance(given, StringsValue) != (keys.dtype == object) or (keys.dtype != object and x.dtype.numpy != keys.dtype):
         raise NodeError(f"LabelEncoder: keys of {keys.dtype} for {'strings' if isinstance(given, StringsValue) else x.type}")
     number = strings.numbers(keys, n.label) if keys.dtype == object else keys
-    if len(set(number.tolist())) < number.size or (number.dtype.kind == "f" and np.isnan(number).sum() > 1):
-        raise UnsupportedError("LabelEncoder: a key is there twice", code="TC1022")
+    places = {key if key == key else None: k for k, key in reversed(list(enumerate(number.tolist())))}  # of equal keys the first
+    kept = sorted(places.values())
+    number, values = number[kept], values[kept]
     are_texts = values.dtype == object
     found = strings.numbers(np.array([*values, default], object), n.label) if are_texts else np.array([*values, default], values.dtype)
     if keys.dtype == object:

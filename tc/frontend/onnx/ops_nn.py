@@ -357,11 +357,13 @@ onnx_op("GlobalMaxPool")(_global_pool("max"))
 
 @onnx_op("GlobalLpPool")
 def import_global_lp_pool(n: NodeContext) -> NodeResult:
-    return _norm_of(n, n.value(0), n.attr("p", 2), tuple(range(2, n.value(0).rank)))
+    x = n.value(0)
+    return n.cast(_norm_of(n, x, n.attr("p", 2), tuple(range(2, x.rank))), x.dtype)
 
 
 def _norm_of(n: NodeContext, x: ModelValue, p: int, axes: tuple[int, ...]) -> ModelValue:
-    """The p-norm over some axes, which are kept as 1."""
+    """The p-norm over some axes, which are kept as 1; of 16-bit floats in f32."""
+    x = n.widened(x)
     if p in (1, 2):
         return n.call("l1" if p == 1 else "l2", x, axes=axes, keepdims=True)
     powers = n.call("pow", n.call("abs", x), n.const(p, x.dtype))
@@ -490,5 +492,5 @@ def import_lp_normalization(n: NodeContext) -> NodeResult:
     """x over its norm along an axis; 0 where the norm is 0."""
     x, axis = n.value(0), n.attr("axis", -1)
     norm = _norm_of(n, x, n.attr("p", 2), tuple(n.different_axes((axis,), x.rank)))
-    zero = n.const(0, x.dtype)
-    return n.call("where", n.call("equal", norm, zero), zero, n.call("div", x, norm))
+    zero, wide = n.const(0, norm.dtype), n.cast(x, norm.dtype)
+    return n.cast(n.call("where", n.call("equal", norm, zero), zero, n.call("div", wide, norm)), x.dtype)

@@ -17,18 +17,20 @@ def batch_norm_of_batch(n: NodeContext) -> NodeResult:
     if n.opset < 14:
         raise UnsupportedError("BatchNormalization in training mode", code="TC1019")
     x, scale, bias, *running = n.values()
+    wide = n.widened(x)
     if x.rank < 2:
         raise ShapeError(f"BatchNormalization: the input must be [n, c, *space], found {x.type}")
     axes = tuple(d for d in range(x.rank) if d != 1)
-    of_batch = [n.call("reshape", n.call("mean", x, axes=axes, keepdims=True), shape=(x.shape[1],))]
-    centred = n.call("sub", x, n.call("mean", x, axes=axes, keepdims=True))
+    mean = n.call("mean", wide, axes=axes, keepdims=True)
+    of_batch = [n.call("reshape", mean, shape=(x.shape[1],))]
+    centred = n.call("sub", wide, mean)
     of_batch.append(n.call("mean", n.call("mul", centred, centred), axes=axes, keepdims=False))
     momentum = n.attr("momentum", 0.9)
     found = []
     for old, new in zip(running, of_batch, strict=True):
-        own = new if new.dtype == old.dtype else n.call("cast", new, dtype=old.dtype)
-        kept = n.call("mul", old, n.const(momentum, old.dtype))
-        found.append(n.call("add", kept, n.call("mul", own, n.const(1.0 - momentum, old.dtype))))
+        kept = n.widened(old)
+        own = n.call("mul", n.cast(new, kept.dtype), n.const(1.0 - momentum, kept.dtype))
+        found.append(n.cast(n.call("add", n.call("mul", kept, n.const(momentum, kept.dtype)), own), old.dtype))
     return [n.call("batch_norm", x, scale, bias, *of_batch, epsilon=n.attr("epsilon", 1e-5)), *found]
 
 

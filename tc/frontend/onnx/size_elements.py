@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Union
 
+import ml_dtypes
 import numpy as np
 
 from tc.ir.arith import Facts, polynomial, prove, simplify
@@ -105,7 +106,7 @@ def demands(elements: Elements, dtype: DType) -> list[Expr]:
     found: list[Expr] = []
     for element in elements.reshape(-1):
         if isinstance(element, SizeRatio):
-            largest = 1 << np.finfo(dtype.numpy).nmant + 1
+            largest = 1 << ml_dtypes.finfo(dtype.numpy).nmant + 1
             for part in (element.num, element.den):
                 found += [] if isinstance(part, Const) else [part <= largest, part >= -largest]
         elif not isinstance(element, Const) and dtype.is_int:

@@ -12,6 +12,7 @@ from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.arrays import in_parts
 from tc.ops.build import GraphBuilder
+from tc.ops.common import sum_dtype
 from tc.passes.graph.rewrite import GraphRule, Match, absent, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
@@ -168,10 +169,12 @@ def _batch_norm_alone(b: GraphBuilder, m: Match) -> Atom:
     scale, shift, mean, var = (m.value(name).astype(np.float64) for name in ("scale", "shift", "mean", "var"))
     factor = scale / np.sqrt(var + m.attrs("batch_norm").epsilon)
     type_ = m.type_of("x")
-    shape = (-1, *(1,) * (type_.rank - 2))
-    dtype = type_.dtype.numpy
-    scaled = b.call("mul", m.x, b.const(factor.astype(dtype).reshape(shape)))
-    return b.call("add", scaled, b.const((shift - mean * factor).astype(dtype).reshape(shape)))
+    shape, wide = (-1, *(1,) * (type_.rank - 2)), sum_dtype(type_.dtype)
+    factors, summands = (b.const(each.astype(wide.numpy).reshape(shape)) for each in (factor, shift - mean * factor))
+    if wide is type_.dtype:
+        return b.call("add", b.call("mul", m.x, factors), summands)
+    # of 16 bits neither would be a number near enough: the two nearly cancel where the mean is large
+    return b.call("cast", b.call("add", b.call("mul", b.call("cast", m.x, dtype=wide), factors), summands), dtype=type_.dtype)
 
 
 _BN_LITERALS = (const_("scale"), const_("shift"), const_("mean"), const_("var"))
@@ -286,7 +289,7 @@ GRAPH_RULES = (
         "a square root, as such",
         op("pow", any_("x"), const_("c"), name="pow"),
         lambda b, m: b.call("sqrt", m.x),
-        when=lambda m: _is_value(m, "c", 0.5) and m.value("c").size == 1 and m.type_of("x").dtype.bits == 32,
+        when=lambda m: _is_value(m, "c", 0.5) and m.value("c").size == 1 and m.type_of("x").dtype is f32,
         example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(0.5))),
         inexact=True,
     ),
