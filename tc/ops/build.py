@@ -20,7 +20,7 @@ from tc.ir.expr import Const, Eq, Expr, Var, const
 from tc.ir.graph import Atom, Attrs, AttrValue, Binding, Call, Function, Operation, ReadDims, TensorConst, TensorVar
 from tc.ir.node import cached_on_node, replace, substitute, walk
 from tc.ir.types import DimFact, TensorType, Type
-from tc.ops.registry import Requirement, get_op, inference
+from tc.ops.registry import Requirement, get_op, inference, is_scoped
 
 
 class GraphBuilder:
@@ -229,7 +229,11 @@ def operand_types(call: Call) -> list[TensorType | None]:
     return cast("list[TensorType | None]", [None if arg is None else arg.type for arg in call.args])
 
 
-@cached_on_node
 def full_attrs(call: Call) -> Attrs:
-    """The attributes of a call with the operator's defaults filled in."""
+    """The attributes of a call with the operator's defaults filled in. Those of users' operators may be others each time."""
+    return get_op(call.op).attrs(call.attrs) if is_scoped(call.op) else _own_attrs(call)
+
+
+@cached_on_node
+def _own_attrs(call: Call) -> Attrs:
     return get_op(call.op).attrs(call.attrs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,10 @@ from tc.errors import ShapeError
 from tc.ir.arith import Facts
 from tc.ir.dtype import f32, from_numpy
 from tc.ir.expr import Var, const
+from tc.ir.graph import Call
 from tc.ir.types import TensorType, tensor_type
-from tc.ops.registry import OPS, OpDef, inference
+from tc.ops.build import full_attrs
+from tc.ops.registry import OPS, OpDef, inference, seeing
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.passes.pipeline import finish_loops
 from tc.schedule.rules import apply_rules
@@ -130,3 +134,12 @@ def test_operands_that_do_not_fit_are_refused_with_a_reason(name: str, shapes: l
 
     with pytest.raises(ShapeError, match=words), inference(Facts()):
         op.infer_types([tensor_type(shape, f32) for shape in shapes], op.attrs(attrs))
+
+
+def test_a_call_has_the_defaults_that_its_operator_has_now() -> None:
+    """Users may register another operator under a name, and compile the same IR again."""
+    call = Call("my.dom::Leak", (), ())
+
+    for alpha in (0.25, 0.5):
+        with seeing({call.op: replace(OPS["leaky_relu"], name=call.op, defaults={"alpha": alpha})}):
+            assert full_attrs(call).alpha == alpha
