@@ -362,16 +362,20 @@ def _cut_row_tiles(schedule: Schedule, product: TiledProduct, tiles: Tiles, apar
     if count is None or not (whole := count - is_peeled(schedule, rows[0])):
         return rows, []
     most = 1 if apart else _row_tiles_together(schedule, product, tiles)
-    sizes = [divisors(whole), even_sizes(whole)]
-    usual, even = (max(size for size in each if size <= most) for each in sizes)
-    is_even = whole < count or 2 * usual <= even  # some rows have code of their own already, or had better have
-    size = schedule.choose(product.name, "rows_together", sizes[is_even], even if is_even else usual)
+    sizes = divisors(whole)
+    if whole < count or 2 * _largest(sizes, most) <= most:  # some rows have code of their own already, or had better have
+        sizes = even_sizes(whole)
+    size = schedule.choose(product.name, "rows_together", sizes, _largest(sizes, most))
     if size > 1:
         made = cut_tiles(schedule, rows[0], size)
         return [made.around], [made.inside]
     if apart:  # columns in blocks around all rows: each block is read once for all of them
         return [], rows
     return rows, []
+
+
+def _largest(sizes: list[int], most: int) -> int:
+    return max(size for size in sizes if size <= most)
 
 
 def _row_tiles_together(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> int:
