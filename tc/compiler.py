@@ -141,7 +141,9 @@ def compile_request(request: CompileRequest) -> CompiledModule:
     if always:
         compiled = {n: CompiledKernel(n, k.final, module.address(k.symbol), k.memory(module.device)) for n, k in stages.kernels.items()}
         verify_kernels(stages.graph, stages.lowered, compiled, stages.imported.requirements, threads=threads)
-    if key is not None and not stages.imported.data_files:  # the key says nothing of other files
+    if key is not None and stages.imported.data_files:
+        key.add_files(stages.imported.data_files)
+    elif key is not None:
         ModuleCache().store_model(key, sum(c.value.nbytes for c in stages.plan.constants), module.save_sealed)
     return module
 

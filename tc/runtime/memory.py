@@ -105,13 +105,13 @@ def place_constants(values: Sequence[np.ndarray]) -> list[np.ndarray]:
 
     Together they are read once per call of a model, mostly front to back: where they are large they go into huge pages, whose
     addresses the processor translates without walking tables (measured: up to a twentieth of a memory-bound model's time).
-    Small ones are copied only if need be. So are those of LEAST_OWN_BYTES that nobody changes and that begin where they must: numpy asks
-    for huge pages as well.
+    Small ones are copied only if need be: where they begin elsewhere, or where somebody may change them, as whoever writes to the file
+    that they lie in. So are those of LEAST_OWN_BYTES: numpy asks for huge pages as well.
     """
     values = [contiguous(value) for value in values]
     sizes = [0 if _may_stay(value) else -(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in values]
     if sum(sizes) < _HUGE_PAGE:
-        return [_aligned(value) for value in values]
+        return [value if value.nbytes == 0 or _is_kept(value) else _copied(value) for value in values]
     room = Arena(sum(sizes)).bytes()
     placed, offset = [], 0
     for value, size in zip(values, sizes, strict=True):
@@ -126,18 +126,19 @@ def place_constants(values: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _may_stay(value: np.ndarray) -> bool:
-    """Whether an array is large, in memory that numpy has allocated and nobody writes to, and aligned; or empty."""
+    """Whether an array is large and kept, or empty."""
+    return value.nbytes == 0 or (value.nbytes >= LEAST_OWN_BYTES and _is_kept(value))
+
+
+def _is_kept(value: np.ndarray) -> bool:
+    """Whether an array is aligned, in memory that numpy has allocated and nobody writes to."""
     owner = value
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    is_kept = owner.flags.owndata and not (owner.flags.writeable or value.flags.writeable) and data_address(value) % ALIGNMENT == 0
-    return value.nbytes == 0 or (value.nbytes >= LEAST_OWN_BYTES and is_kept)
+    return owner.flags.owndata and not (owner.flags.writeable or value.flags.writeable) and data_address(value) % ALIGNMENT == 0
 
 
-def _aligned(value: np.ndarray) -> np.ndarray:
-    """`value`, copied if it does not begin at a multiple of ALIGNMENT."""
-    if data_address(value) % ALIGNMENT == 0 or value.nbytes == 0:
-        return value
+def _copied(value: np.ndarray) -> np.ndarray:
     copy = aligned_empty(value.shape, value.dtype)
     copy[...] = value
     return copy

@@ -13,14 +13,14 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from tc.errors import ModelError, UserError
-from tc.frontend.onnx.tensors import map_file
+from tc.frontend.onnx.tensors import map_file, path_inside
 from tc.ir.cached import cached_property
 from tc.runtime.cache_root import open_cache_folder, warn_once
 from tc.runtime.digest import digest_of
@@ -46,6 +46,7 @@ class ModelKey:
         self._model = model
         self._path = path
         self._state = None if path is None else _state(path)
+        self._beside: dict[Path, tuple[int, ...] | None] = {}
         self.is_named = False
 
     @cached_property
@@ -59,10 +60,24 @@ class ModelKey:
         """Whether the file is the one that it was, so that what has been read of it since belongs to the key."""
         return self._path is None or _state(self._path) == self._state
 
+    def add_files(self, names: Iterable[str]) -> None:
+        """The files beside the model that it was made of, too: the key says nothing of what they hold."""
+        if self._path is not None:
+            paths = [self._path.parent / inside for name in names if (inside := path_inside(name)) is not None]
+            self._beside.update((path, _state(path)) for path in paths)
+
+    def has_current_files(self) -> bool:
+        """Whether the files beside the model are those that they were."""
+        return all(_state(path) == state for path, state in self._beside.items())
+
 
 def refuse_change(action: str, key: ModelKey | None, make_again: Callable[[], ModelKey | None]) -> None:
-    """UserError unless a model's file still is what the key is of: what else is made of it would be of another model."""
-    if key is None or key.is_current() or (key.is_named and (found := make_again()) is not None and found.name == key.name):
+    """UserError unless a model's files still are what the key is of: what else is made of them would be of another model."""
+    if key is None:
+        return
+    if not key.has_current_files():
+        raise UserError(f"{action}: the model's external data have changed since it was compiled; compile it again")
+    if key.is_current() or (key.is_named and (found := make_again()) is not None and found.name == key.name):
         return
     raise UserError(f"{action}: the model's file has changed since it was compiled; compile it again")
 

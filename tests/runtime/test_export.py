@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tc
 from tc.errors import UnsupportedError, UserError
@@ -98,16 +98,17 @@ import numpy as np
 import tc
 from tc.errors import UserError
 
-path, change = sys.argv[1:]
+path, change, changed = sys.argv[1:]
 module = tc.compile(path)
 x = np.ones((3, 64), np.float32)
 before = module(x, x)
-os.truncate(path, 16) if change == "cut short" else os.replace(path + ".other", path)
+what = "file has" if changed == path else "external data have"
+os.truncate(changed, 16) if change == "cut short" else os.replace(changed + ".other", changed)
 for use in (lambda: module.export(path + ".folder"), lambda: module(x[:1], x), lambda: module.save(path + ".tcm")):
     try:
         use()
     except UserError as error:
-        assert "the model's file has changed since it was compiled" in str(error), error
+        assert f"the model's {what} changed since it was compiled" in str(error), error
     else:
         raise AssertionError("not refused")
 assert np.array_equal(module(x, x), before)
@@ -118,16 +119,23 @@ assert np.array_equal(module(x, x), before)
 # that need another program of the model got one of the other model.
 @pytest.mark.parametrize("cache", ["off", "on"])
 @pytest.mark.parametrize("change", ["cut short", "replaced"])
-def test_a_module_outlives_the_file_of_its_model(change: str, cache: str, tmp_path: Path) -> None:
-    for name, factor in {"m.onnx": 1.0, "m.onnx.other": 2.0}.items():
+@pytest.mark.parametrize("changed", ["m.onnx", "m.data"])
+def test_a_module_outlives_the_files_of_its_model(changed: str, change: str, cache: str, tmp_path: Path) -> None:
+    for end, factor in {".other": 2.0, "": 1.0}.items():
         shapes = {"a": ["n", 64], "b": ["m", 64], "y": None}
         infos = [helper.make_tensor_value_info(each, TensorProto.FLOAT, dims) for each, dims in shapes.items()]
         weights = numpy_helper.from_array(np.full((64, 64), factor, np.float32), "w")
+        if changed == "m.data":
+            (tmp_path / f"m.data{end}").write_bytes(weights.raw_data)
+            external_data_helper.set_external_data(weights, "m.data")
+            weights.ClearField("raw_data")
         nodes = [helper.make_node("MatMul", ["a", "w"], ["p"]), helper.make_node("Add", ["p", "b"], ["y"])]
         graph = helper.make_graph(nodes, "g", infos[:2], infos[2:], [weights])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / name)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        (tmp_path / f"m.onnx{end}").write_bytes(model.SerializeToString())
     env = {**os.environ, "TC_CACHE_DIR": "off" if cache == "off" else str(tmp_path / "cache")}
+    arguments = [str(tmp_path / "m.onnx"), change, str(tmp_path / changed)]
 
-    done = subprocess.run([sys.executable, "-c", USES, str(tmp_path / "m.onnx"), change], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", USES, *arguments], env=env, capture_output=True, text=True)
 
     assert (done.returncode, done.stderr) == (0, "")
