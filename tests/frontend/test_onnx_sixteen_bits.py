@@ -179,3 +179,18 @@ def test_attention_that_looks_back(dtype: np.dtype, op: str) -> None:
 
     most = 8 * float(ml_dtypes.finfo(dtype).eps)
     np.testing.assert_allclose(found.astype(np.float64)[0], exact.transpose(1, 0, 2).reshape(5, 8), rtol=0, atol=most)
+
+
+@NARROW
+@pytest.mark.parametrize("align", [0, 1])
+@pytest.mark.parametrize("size", [1, 3, 301])
+def test_a_grid_of_more_places_than_16_bits_tell_apart(dtype: np.dtype, align: int, size: int) -> None:
+    theta = np.random.default_rng(1).uniform(-1, 1, (2, 2, 3)).astype(dtype)
+    constants = {"size": np.array([2, 3, size, 4])}
+
+    found = run(of_one("AffineGrid", {"theta": (dtype, [2, 2, 3])}, constants, opset=20, align_corners=align), theta)
+
+    lines = [np.linspace(-1, 1, n) if align and n > 1 else -np.ones(1) if align else (np.arange(n) * 2 + 1) / n - 1 for n in (size, 4)]
+    y, x = np.meshgrid(*lines, indexing="ij")
+    places = np.stack([x, y, np.ones_like(x)], -1)
+    assert_rounded_once(found, np.einsum("hwk,njk->nhwj", places, theta.astype(np.float64)), dtype, 1e-6)

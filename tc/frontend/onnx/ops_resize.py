@@ -238,8 +238,9 @@ def _keep_aspect(n: NodeContext, x: ModelValue, axes: Sequence[int], targets: Se
 
 @onnx_op("AffineGrid", since=20)
 def import_affine_grid(n: NodeContext) -> NodeResult:
-    """Places in [-1, 1] of the elements of a result, mapped by one matrix per batch: theta @ (x, y[, z], 1)."""
-    theta = n.value(0)
+    """Places in [-1, 1] of the elements of a result, mapped by one matrix per batch: theta @ (x, y[, z], 1); rounded to 16 bits once."""
+    given = n.value(0)
+    theta = n.widened(given)
     space_of_theta = theta.shape[1] if theta.rank == 3 else None
     sizes = n.dims(1, "size", int(space_of_theta) + 2 if isinstance(space_of_theta, Const) else None)
     space = len(sizes) - 2
@@ -253,7 +254,7 @@ def import_affine_grid(n: NodeContext) -> NodeResult:
     columns = [n.call("expand", line, shape=full) for line in (*reversed(lines), n.const(np.ones((1,) * (space + 1)), theta.dtype))]
     base = n.call("reshape", n.call("concat", *columns, axis=space), shape=(product(sizes[2:]), const(space + 1)))
     moved = n.call("matmul", base, n.call("transpose", theta, perm=(0, 2, 1)))
-    return n.call("reshape", moved, shape=(theta.shape[0], *sizes[2:], const(space)))
+    return n.cast(n.call("reshape", moved, shape=(theta.shape[0], *sizes[2:], const(space))), given.dtype)
 
 
 def _grid_line(n: NodeContext, size: Expr, axis: int, space: int, theta: ModelValue) -> ModelValue:
