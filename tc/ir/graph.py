@@ -81,6 +81,12 @@ class GlobalRef(Located):
 Atom = Union[TensorVar, TensorConst, GlobalRef]
 
 
+def tensor_type_of(atom: Atom) -> TensorType:
+    """The type of a value that is a tensor."""
+    assert isinstance(atom.type, TensorType), f"{atom!r} is not a tensor"
+    return atom.type
+
+
 @dataclass(frozen=True, eq=False)
 class Call(Located):
     """The operator `op` of the registry on `args`. An absent optional operand is None. Result type: the op's `infer`."""

@@ -17,7 +17,19 @@ from tc.errors import Span, located
 from tc.ir.arith import Facts, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Eq, Expr, Var, const
-from tc.ir.graph import Atom, Attrs, AttrValue, Binding, Call, Function, Operation, ReadDims, TensorConst, TensorVar
+from tc.ir.graph import (
+    Atom,
+    Attrs,
+    AttrValue,
+    Binding,
+    Call,
+    Function,
+    Operation,
+    ReadDims,
+    TensorConst,
+    TensorVar,
+    tensor_type_of,
+)
 from tc.ir.node import cached_on_node, replace, substitute, walk
 from tc.ir.types import DimFact, TensorType, Type
 from tc.ops.registry import Requirement, get_op, inference, is_scoped
@@ -118,7 +130,7 @@ class GraphBuilder:
         attrs = {key: _frozen(value) for key, value in attrs.items()}
         with located(span), inference(self.known) as requirements:
             full = record.attrs(attrs)
-            types = record.infer_types([None if arg is None else _tensor_type(arg) for arg in args], full)
+            types = record.infer_types([None if arg is None else tensor_type_of(arg) for arg in args], full)
         if requirements:
             self._require_all(requirements, span)
             types = tuple(self._with_equal_dims(type_) for type_ in types)
@@ -217,11 +229,6 @@ def carried_requirements(requirements: Iterable[Requirement]) -> tuple[AttrValue
 def _frozen(value: Any) -> AttrValue:
     """An attribute as a graph holds it: a list as a tuple."""
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _tensor_type(atom: Atom) -> TensorType:
-    assert isinstance(atom.type, TensorType), f"{atom!r} is not a tensor"
-    return atom.type
 
 
 def operand_types(call: Call) -> list[TensorType | None]:

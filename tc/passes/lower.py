@@ -25,6 +25,7 @@ from tc.ir.graph import (
     TensorConst,
     TensorVar,
     all_bindings,
+    tensor_type_of,
     tir_calls,
 )
 from tc.ir.loop import PrimFunc
@@ -92,7 +93,7 @@ def lower_primitives(module: IRModule) -> IRModule:
             case Binding(targets=targets, value=CallFunction(callee=GlobalRef(name=name), args=args) as call):
                 if name not in lowered:
                     return None
-                types = tuple(_tensor_type(target) for target in targets)
+                types = tuple(tensor_type_of(target) for target in targets)
                 dims = dims_of[name]  # a primitive function speaks of its caller's dims by the same variables
                 made = CallTir(lowered[name].name, args, dims, types, origins=origins_of[name], span=call.span)
                 return replace(node, value=made)
@@ -115,11 +116,6 @@ def _with_checks(node: Node) -> bool:
     return isinstance(node, Checked) or any(map(_with_checks, children(node)))
 
 
-def _tensor_type(atom: Atom) -> TensorType:
-    assert isinstance(atom.type, TensorType), f"{atom!r} is not a tensor"
-    return atom.type
-
-
 def dims_of_types(types: Sequence[TensorType]) -> tuple[Var, ...]:
     """The symbolic dims in the types, in order of appearance."""
     found = (node for type_ in types for dim in type_.shape for node in walk(dim) if isinstance(node, Var))
@@ -128,12 +124,12 @@ def dims_of_types(types: Sequence[TensorType]) -> tuple[Var, ...]:
 
 def free_dims(func: Function) -> tuple[Var, ...]:
     """The symbolic dims that a function without nested functions mentions, in order of appearance."""
-    found: dict[Var, None] = dict.fromkeys(dims_of_types([_tensor_type(param) for param in func.params]))
+    found: dict[Var, None] = dict.fromkeys(dims_of_types([tensor_type_of(param) for param in func.params]))
     for binding in func.bindings:
         if isinstance(binding.value, (Call, CallTir)):
             given = binding.value.dims if isinstance(binding.value, CallTir) else tuple(value for _, value in binding.value.attrs)
             found.update(dict.fromkeys(_vars_in(given)))
-        found.update(dict.fromkeys(dims_of_types([_tensor_type(target) for target in binding.targets])))
+        found.update(dict.fromkeys(dims_of_types([tensor_type_of(target) for target in binding.targets])))
     return tuple(found)
 
 
@@ -153,7 +149,7 @@ def hide_dim_formulas(func: Function) -> tuple[Function, dict[Node, Node]]:
     Returns the function and what each new variable stands for.
     """
     facts = Facts.of(func.facts)
-    types = [_tensor_type(atom) for atom in (*func.params, *(t for b in func.bindings for t in b.targets))]
+    types = [tensor_type_of(atom) for atom in (*func.params, *(t for b in func.bindings for t in b.targets))]
     formulas: dict[Node, Node] = {}
     promises = list(func.facts)
     dims = list(dict.fromkeys(dim for type_ in types for dim in type_.shape))
@@ -187,7 +183,7 @@ def lower_function(func: Function, module: IRModule) -> PrimFunc:
     tensors: dict[TensorVar, Tensor] = {}
     inputs = []
     for param in func.params:
-        type_ = _tensor_type(param)
+        type_ = tensor_type_of(param)
         tensors[param] = placeholder(type_.shape, type_.dtype, param.name)
         inputs.append(tensors[param])
     with inference(facts):
@@ -213,7 +209,7 @@ def _lower_binding(binding: Binding, tensors: dict[TensorVar, Tensor], module: I
     if op.compute is None:
         raise LoweringError(f"{call.op} has no loop definition")
     operands = [None if arg is None else _operand(arg, tensors) for arg in call.args]
-    types = [_tensor_type(target) for target in binding.targets]
+    types = [tensor_type_of(target) for target in binding.targets]
     return op.compute_tensors(operands, op.attrs(call.attrs), types)
 
 

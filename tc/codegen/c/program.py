@@ -27,6 +27,7 @@ from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, simplify
 from tc.ir.dtype import i64, pack
 from tc.ir.expr import Add, BinaryExpr, Expr, Mul, Var
+from tc.ir.graph import tensor_type_of
 from tc.ir.loop import PrimFunc
 from tc.ir.node import walk
 from tc.ir.plan import (
@@ -58,7 +59,7 @@ from tc.ir.plan_checks import (
     promises,
     wrong_size,
 )
-from tc.ir.types import DimFact, TensorType
+from tc.ir.types import DimFact
 
 FILES = Path(__file__).parent / "files"
 _ALIGNMENT, _HEAD_BYTES = 64, 64
@@ -100,18 +101,13 @@ def _weights(plan: ExecutionPlan) -> tuple[bytes, list[int]]:
     return head + bytes(_HEAD_BYTES - len(head)) + body, offsets
 
 
-def _type_of(value: object) -> TensorType:
-    assert isinstance(value, TensorType)
-    return value
-
-
 def _quoted(text: str) -> str:
     """A literal of C."""
     return json.dumps(text, ensure_ascii=True).replace("\\u", "\\\\u").replace("?", "\\?")
 
 
 def _header(plan: ExecutionPlan) -> str:
-    ranks = [_type_of(var.type).rank for var in (*plan.inputs, *plan.outputs)]
+    ranks = [tensor_type_of(var).rank for var in (*plan.inputs, *plan.outputs)]
     groups = (("input", plan.inputs), ("output", plan.outputs))
     lines = [f"   {kind} {number}: {var.name} {var.type}" for kind, group in groups for number, var in enumerate(group)]
     what = "\n".join(line.replace("*/", "* /") for line in lines)
@@ -210,7 +206,7 @@ class _ProgramWriter:
     def _tables(self) -> list[str]:
         found = []
         for table, group in (("model_inputs", self.plan.inputs), ("model_outputs", self.plan.outputs)):
-            types = [(var.name, _type_of(var.type)) for var in group]
+            types = [(var.name, tensor_type_of(var)) for var in group]
             rows = [f"    {{{_quoted(name)}, {_quoted(t.dtype.name)}, {t.rank}, {t.dtype.bits}}}," for name, t in types]
             found.append("\n".join((f"const model_value {table}[] = {{", *rows, '    {"", "", 0, 0}', "};")))
         return found
@@ -252,7 +248,7 @@ class _ProgramWriter:
     def _bind_inputs(self) -> None:
         equations: list[tuple[int, int, Expr]] = []
         for number, var in enumerate(self.plan.inputs):
-            for axis, dim in enumerate(_type_of(var.type).shape):
+            for axis, dim in enumerate(tensor_type_of(var).shape):
                 if isinstance(dim, Var) and dim not in self.dims:
                     self.w.line(f"{self._dim(dim)} = inputs[{number}].dims[{axis}];")
                     self._fail_if(f"{self.dims[dim]} < 0", negative_size(var.name, axis), self.dims[dim])
@@ -296,7 +292,7 @@ class _ProgramWriter:
 
     def _prepare_outputs(self) -> None:
         for number, (var, slot) in enumerate(zip(self.plan.outputs, self.plan.output_slots, strict=True)):
-            type_ = _type_of(var.type)
+            type_ = tensor_type_of(var)
             for axis, dim in enumerate(type_.shape):
                 if self._is_bound(dim):
                     self.w.line(f"outputs[{number}].dims[{axis}] = {self.w.value(dim)};")

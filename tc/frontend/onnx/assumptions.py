@@ -15,7 +15,7 @@ from typing import Protocol
 from tc.errors import Span
 from tc.ir.arith import Facts, prove
 from tc.ir.expr import Const, Expr, Var, equal, is_const
-from tc.ir.graph import Atom, AttrValue, Call
+from tc.ir.graph import Atom, AttrValue, Call, tensor_type_of
 from tc.ir.node import walk
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder
@@ -45,7 +45,7 @@ def aligned_operands(
     record = get_op(op)
     if record.aligned is None:
         return list(atoms)
-    types = [None if atom is None else _type_of(atom) for atom in atoms]
+    types = [None if atom is None else tensor_type_of(atom) for atom in atoms]
     keys = record.aligned(types, record.attrs(dict(attrs)))
     groups: dict[object, dict[Expr, str]] = {}
     for k, (type_, own) in enumerate(zip(types, keys, strict=True)):
@@ -93,7 +93,7 @@ def _may_be_equal(x: Expr, y: Expr, facts: Facts) -> bool:
 
 def _match_dims(b: GraphBuilder, atom: Atom, wanted: Sequence[Expr | None], span: Span | None) -> Atom:
     """`atom` with the wanted dims in place of its own, which are equal, where it has any but 1."""
-    type_ = _type_of(atom)
+    type_ = tensor_type_of(atom)
     shape = tuple(dim if want is None or is_const(dim, 1) else want for dim, want in zip(type_.shape, wanted, strict=True))
     if all(x is y for x, y in zip(shape, type_.shape, strict=True)):
         return atom
@@ -129,8 +129,3 @@ def assume_large_enough(
             text = f"{span or 'the model'}: this program is for dims {fact.var} of {least} at least"
             b.assume_at_least(fact.var, least, text)
             policy.assumes = True
-
-
-def _type_of(atom: Atom) -> TensorType:
-    assert isinstance(atom.type, TensorType)
-    return atom.type

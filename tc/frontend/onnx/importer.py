@@ -60,7 +60,7 @@ from tc.frontend.signature import StringTable
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.dtype import bool_, i64, u64
 from tc.ir.expr import Const, Expr, Var, is_const, select
-from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar
+from tc.ir.graph import Atom, AttrValue, Call, Operation, TensorConst, TensorVar, tensor_type_of
 from tc.ir.types import TensorType
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.folding import FoldBudget
@@ -161,7 +161,7 @@ class ModelImporter:
         numbers = {name: _plain_attr(value) for name, value in attrs.items()}
         if any(value is _SYMBOLIC for value in numbers.values()):
             return None
-        types = [_tensor_type(result) for result in results]
+        types = [tensor_type_of(result) for result in results]
         found = self._budget.evaluate(get_op(call.op), arrays, type(attrs)(tuple(numbers.items())), types)
         return None if found is None else found[results.index(var)]
 
@@ -362,9 +362,9 @@ class GraphImporter:
         made = self.builder.bindings[-1].value
         assert isinstance(made, Call), "a call binds a Call"
         for result in results:
-            self._check_type(_tensor_type(result), op, span)
+            self._check_type(tensor_type_of(result), op, span)
             self.shared.definitions[result] = (made, results)
-        return tuple(ModelValue(_tensor_type(result), result) for result in results)
+        return tuple(ModelValue(tensor_type_of(result), result) for result in results)
 
     def state(self, rule: Callable[[], object], span: Span | None) -> None:
         """Run what states requirements (`registry.require`): they are checked when the model runs."""
@@ -558,8 +558,3 @@ def check_size(type_: Any, what: str, span: Span | None) -> None:
     shape = type_.static_shape if isinstance(type_, TensorType) else None
     if shape is not None:
         check_bytes(shape, type_.dtype, lambda: f"{what}: the result {type_}", span)
-
-
-def _tensor_type(var: TensorVar) -> TensorType:
-    assert isinstance(var.type, TensorType)
-    return var.type

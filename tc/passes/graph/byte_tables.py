@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tc.ir.byte_table import ENTRIES
-from tc.ir.graph import Atom, Call, TensorConst, TensorVar
+from tc.ir.graph import Atom, Call, TensorConst, TensorVar, tensor_type_of
 from tc.ir.module import IRModule
 from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
@@ -89,18 +89,13 @@ SCALED = frozenset(("quantize_linear", "dequantize_linear"))
 
 def _is_elementwise(call: Call, result: TensorType) -> bool:
     """Whether an operator computes each element of those at its place, literal operands being one number each."""
-    operands = [None if arg is None else (_tensor_type(arg).dtype, _lengths(arg, result.rank)) for arg in call.args]
+    operands = [None if arg is None else (tensor_type_of(arg).dtype, _lengths(arg, result.rank)) for arg in call.args]
     return computes_elements(call, tuple(operands), result.dtype, result.rank)
 
 
 def _lengths(atom: Atom, rank: int) -> tuple[int | None, ...]:
     """A variable has the axes of the result, and a literal ones: as many as it has, as operators of channels take no scalars."""
-    return (None,) * rank if isinstance(atom, TensorVar) else (1,) * _tensor_type(atom).rank
-
-
-def _tensor_type(atom: Atom) -> TensorType:
-    assert isinstance(atom.type, TensorType)
-    return atom.type
+    return (None,) * rank if isinstance(atom, TensorVar) else (1,) * tensor_type_of(atom).rank
 
 
 def _table(b: GraphBuilder, m: Match) -> Atom | None:

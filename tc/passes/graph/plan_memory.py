@@ -16,7 +16,20 @@ from tc.ir.access import access_checks
 from tc.ir.arith import Facts, prove
 from tc.ir.dtype import bool_, i64
 from tc.ir.expr import Const, Expr, Var, const, equal, floormod, mul
-from tc.ir.graph import Atom, Binding, Call, CallExtern, CallTir, Function, If, Loop, ReadDims, TensorConst, TensorVar
+from tc.ir.graph import (
+    Atom,
+    Binding,
+    Call,
+    CallExtern,
+    CallTir,
+    Function,
+    If,
+    Loop,
+    ReadDims,
+    TensorConst,
+    TensorVar,
+    tensor_type_of,
+)
 from tc.ir.loop import PrimFunc, in_place_inputs
 from tc.ir.module import IRModule
 from tc.ir.node import walk
@@ -164,7 +177,7 @@ class _Planner:
         for root, part in parts_of(func).items():
             place = self.views.get(part.whole) or self.wanted.get(part.whole)
             if place is None and self._is_input_sized(part.whole.type):
-                place = self.wanted[part.whole] = StorageView(self._new_storage(_tensor_type(part.whole), NOT_YET))
+                place = self.wanted[part.whole] = StorageView(self._new_storage(tensor_type_of(part.whole), NOT_YET))
             if place is not None and root not in self.wanted and self._fits(root, part.whole):
                 self.wanted[root] = StorageView(place.storage, place.offset + part.offset)
 
@@ -192,7 +205,7 @@ class _Planner:
         """The place of a value that is made now."""
         view = self.views.get(target)
         if view is None:
-            view = self.wanted.get(target) or StorageView(self._new_storage(_tensor_type(target)))
+            view = self.wanted.get(target) or StorageView(self._new_storage(tensor_type_of(target)))
             self.views[target] = view
         self._touch(view)
         return view
@@ -216,7 +229,7 @@ class _Planner:
         region = storage.root.region
         if storage.place is SlotPlace.ARENA and region is not None:
             offset = region.offset + offset
-        return Slot(storage.place, storage.index, _tensor_type(atom), offset)
+        return Slot(storage.place, storage.index, tensor_type_of(atom), offset)
 
     def _used_slot(self, atom: Atom) -> Slot:
         return self._slot(atom, self._use(atom))
@@ -233,13 +246,13 @@ class _Planner:
         if place is SlotPlace.INPUT:
             self.host_inputs.add(view.storage.index)
         place = {SlotPlace.INPUT: SlotPlace.HOST_INPUT, SlotPlace.CONSTANT: SlotPlace.HOST_CONSTANT}.get(place, place)
-        return Slot(place, view.storage.index, _tensor_type(atom), view.offset)
+        return Slot(place, view.storage.index, tensor_type_of(atom), view.offset)
 
     def _made_on_host(self, target: TensorVar) -> Slot:
         """The place of a value that the host makes: its own for the whole program, as there is little of it."""
         if target not in self.views:
-            self.views[target] = StorageView(Storage(SlotPlace.HOST, 0, _tensor_type(target)), const(self.host_bytes))
-            size = _tensor_type(target).size_bytes
+            self.views[target] = StorageView(Storage(SlotPlace.HOST, 0, tensor_type_of(target)), const(self.host_bytes))
+            size = tensor_type_of(target).size_bytes
             assert isinstance(size, Const), "the host makes what is small"
             self.host_bytes += -(-int(size.value) // ALIGNMENT) * ALIGNMENT
         return self._host_slot(target)
@@ -404,7 +417,7 @@ class _Planner:
         (target,), ((first, _), *others) = binding.targets, operands_of(binding)
         self._use(first)
         self.views[target] = place
-        size, kept = _tensor_type(target).size_bytes, _tensor_type(first).size_bytes
+        size, kept = tensor_type_of(target).size_bytes, tensor_type_of(first).size_bytes
         steps: list[PlanStep] = [Extend(place.storage.index, size, kept)]
         for operand, offset in others:
             steps.extend(self._copy(operand, operand, StorageView(place.storage, offset)))
@@ -421,7 +434,7 @@ class _Planner:
         """Allocations of dynamic blocks, each by the value it belongs to: one that is made in the place of another (a row of a stack,
         the result of an If) finds it allocated, and one whose size a call out finds is made by that call."""
         return [
-            Allocate(self.views[target].storage.index, _tensor_type(target).size_bytes)
+            Allocate(self.views[target].storage.index, tensor_type_of(target).size_bytes)
             for target in targets
             if self.views[target].storage.place is SlotPlace.DYNAMIC and target not in self.wanted and not self._found_dims((target,))
         ]
@@ -452,12 +465,12 @@ class _Planner:
                 self.wanted.setdefault(root, self.views[target])
         steps = self._walk_nested(branch)
         self.time += 1
-        ends = [(_tensor_type(target).shape, _tensor_type(result).shape) for target, result in zip(targets, branch.results, strict=True)]
+        ends = [[tensor_type_of(value).shape for value in pair] for pair in zip(targets, branch.results, strict=True)]
         sized: dict[Expr, Expr] = {dim: size for shapes in ends for dim, size in zip(*shapes, strict=True)}
         steps.extend(StoreIndex(self._size_slot(dim), sized[dim]) for dim in found)
         for result, target in zip(branch.results, targets, strict=True):
             if self._found_dims((target,)):
-                steps.append(Allocate(self.views[target].storage.index, _tensor_type(result).size_bytes))
+                steps.append(Allocate(self.views[target].storage.index, tensor_type_of(result).size_bytes))
             steps.extend(self._copy(result, target, self.views[target]))
         return steps
 
@@ -465,7 +478,7 @@ class _Planner:
         here = self._use(source)
         if here.storage is place.storage and here.offset is place.offset:
             return []
-        return [Copy(self._slot(source, here), self._slot(target, place), _tensor_type(source).size_bytes)]
+        return [Copy(self._slot(source, here), self._slot(target, place), tensor_type_of(source).size_bytes)]
 
     def _walk_loop(self, loop: Loop, targets: tuple[TensorVar, ...]) -> list[PlanStep]:
         """Carried values keep one place for the whole loop; each iteration's new values are copied there at its end, but for blocks
@@ -484,7 +497,7 @@ class _Planner:
         for k, (init, target, param) in enumerate(zip(loop.init, targets, carried_params, strict=False)):
             self.views[param] = self.views[target]
             if k in changing:
-                steps.append(Allocate(self.views[target].storage.index, _tensor_type(init).size_bytes))
+                steps.append(Allocate(self.views[target].storage.index, tensor_type_of(init).size_bytes))
             steps.extend(self._copy(init, target, self.views[target]))
         condition = self._loop_condition(loop, steps)
         index = self._loop_index(loop)
@@ -531,10 +544,10 @@ class _Planner:
     def _want_scanned(self, result: Atom, target: TensorVar, index: Var, body: Function) -> None:
         """Let a value that is stacked be made in its row of the stack, where all rows begin as kernels may ask of what they write."""
         made = made_here(body)
-        if isinstance(result, TensorVar) and result in made and is_aligned(_tensor_type(result).size_bytes):
+        if isinstance(result, TensorVar) and result in made and is_aligned(tensor_type_of(result).size_bytes):
             root = view_root(result, made)
             if root is not None and self._fits(root, target):
-                self.wanted.setdefault(root, self._row(target, _tensor_type(result), index))
+                self.wanted.setdefault(root, self._row(target, tensor_type_of(result), index))
 
     def _row(self, target: TensorVar, row: TensorType, index: Var) -> StorageView:
         whole = self.views[target]
@@ -556,7 +569,7 @@ class _Planner:
         carried, scanned = others[: len(carried_params)], others[len(carried_params) :]
         steps: list[PlanStep] = []
         for result, target in zip(scanned, targets[len(carried) :], strict=True):
-            steps.extend(self._copy(result, result, self._row(target, _tensor_type(result), index)))
+            steps.extend(self._copy(result, result, self._row(target, tensor_type_of(result), index)))
         if condition is not None:  # while blocks are where their values are
             steps.extend(self._copy(next_condition, condition, self._define(condition)))
         exchanges: dict[Storage, PlanStep] = {}
@@ -575,7 +588,7 @@ class _Planner:
 
     def _copied(self, source: Atom, k: int, steps: list[PlanStep]) -> Storage:
         """A dynamic block of its own with a copy of `source`, the next value of the carried one number `k`."""
-        type_ = _tensor_type(source)
+        type_ = tensor_type_of(source)
         holder = self._holders.setdefault((source, ~k), TensorVar("held", type_))
         if holder not in self.views:
             self.views[holder] = StorageView(Storage(SlotPlace.DYNAMIC, self.num_dynamic, type_, self.time))
@@ -630,8 +643,3 @@ def _dims_bound_by(binding: Binding) -> set[Expr]:
 
 def _is_true(atom: Atom) -> bool:
     return isinstance(atom, TensorConst) and atom.value.size == 1 and bool(atom.value.reshape(()))
-
-
-def _tensor_type(atom: Atom) -> TensorType:
-    assert isinstance(atom.type, TensorType), f"{atom!r} is not a tensor"
-    return atom.type
