@@ -17,9 +17,9 @@ Pair = tuple[Expr, Expr]
 Access = Load | Store
 
 
-def merge_dense(func: PrimFunc) -> PrimFunc:
+def merge_dense(func: PrimFunc, known: int = 0) -> PrimFunc:
     """Have one axis, and one dim, in place of neighbours along which all blocks go from the first element to the last, where the inner is
-    symbolic.
+    symbolic, or, if `known` is 1, of any extent.
 
         for i in a: for j in b: for r in c: B[i, j] += A[r, i, j]     =>     for f in a * b: for r in c: B[f] += A[r, f]
 
@@ -35,7 +35,7 @@ def merge_dense(func: PrimFunc) -> PrimFunc:
         loose |= {axis.var for axis in place.block.axes if reads_memory(axis.extent) or not variables(axis.extent) <= set(func.dims)}
     fixed, facts = _fixed_buffers(func, places), Facts.of(func.facts)
     found = {(two, access.buffer.shape[k + 1]) for access in accesses for k, two in enumerate(_neighbours(access))}
-    unfit = {two for two, dim in found if not _may_be_one(two, dim, axes, loose, facts)}
+    unfit = {two for two, dim in found if not _may_be_one(two, dim, axes, loose, facts, known=bool(known))}
     pairs = {two for two, _ in found} - unfit
     while True:
         joined = _joined_dims(accesses, pairs, fixed)
@@ -98,12 +98,12 @@ def _neighbours(access: Access) -> Iterable[Pair]:
     return zip(access.indices, access.indices[1:], strict=False)
 
 
-def _may_be_one(two: Pair, dim: Expr, axes: dict[Expr, BlockAxis], loose: set[Expr], facts: Facts) -> bool:
-    """Whether two indices are axes of one kind, the inner of which is symbolic, and runs through all of a dim."""
+def _may_be_one(two: Pair, dim: Expr, axes: dict[Expr, BlockAxis], loose: set[Expr], facts: Facts, *, known: bool) -> bool:
+    """Whether two indices are axes of one kind, the inner of which is symbolic, or `known` allows any, and runs through all of a dim."""
     one, other = axes.get(two[0]), axes.get(two[1])
     if one is None or other is None or loose & set(two) or one.kind is not other.kind or one.kind is AxisKind.ORDERED:
         return False
-    return not isinstance(other.extent, Const) and prove(equal(other.extent, dim), facts) is True
+    return (known or not isinstance(other.extent, Const)) and prove(equal(other.extent, dim), facts) is True
 
 
 def _joined_dims(accesses: list[Access], pairs: set[Pair], fixed: set[Buffer]) -> set[tuple[Buffer, int]]:

@@ -142,7 +142,7 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
-_NUMBERS = "axis copies length divisor multiple factor stages elements at_least tile tile_cost other other_cost pitch extent".split()
+_NUMBERS = "axis copies length divisor multiple factor stages elements at_least tile tile_cost other other_cost pitch extent known".split()
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
@@ -505,9 +505,9 @@ class Schedule:
     def merge_dims(self, buffer: str, axes: Sequence[int]) -> None:
         self._do("merge_dims", buffer, tuple(axes))
 
-    def merge_dense(self) -> None:
+    def merge_dense(self, known: bool = False) -> None:
         """Recorded where it changes something."""
-        step = Step("merge_dense", ())
+        step = Step("merge_dense", (1,) if known else ())
         if step.apply(self.func) is not self.func:
             self.apply(step)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 import pytest
 
 import tc
+from tc.ir.expr import Const
+from tc.ops.registry import OPS
+from tc.schedule.rules import apply_rules
+from tc.schedule.tree import block_places
 from tc.target import Target
 from tests.frontend.models import make_model, node
+from tests.ops.kernels import make_prim_func
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -111,3 +117,16 @@ def test_what_is_made_of_the_mean_of_short_rows_of_any_number(dims: list[str], t
 
             np.testing.assert_allclose(exp, np.exp(x.astype(np.float64).mean(-1)), rtol=2e-6)
             np.testing.assert_allclose(norm, np.linalg.norm(x.astype(np.float64), axis=-1, keepdims=True), rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [(15, 435), (3, 7, 19), (2, 500)])
+def test_each_row_is_reduced_once(rows: tuple[int, ...]) -> None:
+    """Rows of two outer dims at once, whose vectors go from one to the next, were all computed for each vector."""
+    func = make_prim_func(OPS["softmax"], [np.zeros((*rows, 15), np.float32)], {"axis": -1})
+    scheduled = apply_rules(func, Target.parse("x86-64-v4")).func
+
+    def runs(name: str) -> int:
+        (place,) = (place for place in block_places(scheduled) if place.block.name == name)
+        return prod(int(loop.extent.value) for loop in place.loops if isinstance(loop.extent, Const))
+
+    assert runs("softmax_sum") < 1.1 * prod(rows) * 15 + 16 * 15

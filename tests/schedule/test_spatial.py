@@ -7,7 +7,7 @@ import pytest
 
 import tc
 from tc.interp import run_prim_func
-from tc.ir.dtype import f32, from_numpy, i64, u8
+from tc.ir.dtype import bool_, f32, from_numpy, i64, u8
 from tc.ir.expr import FloorMod, Load, Max, Min, Var, const
 from tc.ir.loop import For, LoopKind, PrimFunc
 from tc.ir.module import IRModule
@@ -170,6 +170,47 @@ def test_nothing_is_gathered_of_few_columns(shape: tuple[int, ...], perm: tuple[
     assembly = tc.lower(IRModule((b.function("main", (y,)),)), "asm", WIDE).as_text()
 
     assert "gather" not in assembly and "scatter" not in assembly
+
+
+def test_one_number_for_a_row_is_spread_along_it() -> None:
+    """That numbers of neighbouring rows lie side by side is no reason to write the result across: it took four times as long."""
+    func = make_prim_func(OPS["expand"], [np.zeros((42, 22, 1), np.float32)], {"shape": (const(42), const(22), const(500))})
+
+    assert not [loop for loop in walk(apply_rules(func, WIDE).func) if isinstance(loop, For) and loop.hints.transpose]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("op", ["maximum", "where", "pow"])
+def test_rows_of_few_elements_with_numbers_of_their_own(dtype: str, op: str, target: str, rng: np.random.Generator) -> None:
+    """Vectors are columns then, whatever is read along rows, along columns, or is one number."""
+    target_ = Target.of(target)
+    if target_.missing_here():
+        pytest.skip(f"this CPU lacks {', '.join(target_.missing_here())}")
+    for columns in (2, 3, *(int(size) for size in rng.integers(4, 16, 2))):
+        rows = int(rng.integers(1, 90))
+        for shape in ((2, rows, 1), (1, rows, columns), (columns,), (1, 1)):
+            x, y = (rng.integers(0, 3, size).astype(dtype) for size in ((2, rows, columns), shape))
+            b = GraphBuilder()
+            a, c = (b.param(name, tensor_type(each.shape, from_numpy(each.dtype))) for name, each in (("x", x), ("y", y)))
+            ends = (a,) if op == "where" else ()
+            if op == "pow" and dtype not in ("float32", "float64"):
+                continue
+            chosen = (b.call("cast", c, dtype=bool_),) if op == "where" else (c,)
+            made = b.call(op, *chosen, *ends, a) if op == "where" else b.call(op, a, *chosen)
+            compiled = tc.compile(IRModule((b.function("main", (made,)),)), target_, threads=2)
+
+            expected = x if op == "where" else np.maximum(x, y) if op == "maximum" else x**y
+            np.testing.assert_allclose(np.asarray(compiled(x, y)), np.broadcast_to(expected, (2, rows, columns)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("op", "columns", "few"), [("add", 2, 1), ("add", 6, 1), ("add", 9, 0), ("pow", 12, 1), ("pow", 15, 0)])
+def test_few_columns_are_vectors(op: str, columns: int, few: int) -> None:
+    """Rows of two powers were computed one number after the other, sixteen times as slowly as vectors."""
+    func = make_prim_func(OPS[op], [np.zeros((300, columns), np.float32), np.zeros((300, 1), np.float32)], {})
+
+    assert len(chosen(func, "squares")) == few
 
 
 def test_channels_of_an_image_become_words_of_bytes() -> None:

@@ -82,7 +82,7 @@ class StatementWriter(ExpressionWriter):
             self.allocate(buffer)
         else:
             self.unread.add(buffer)
-        is_spare = buffer.scope == "register" and has_spare_lanes(stmt)
+        is_spare = buffer.scope == "register" and has_spare_lanes(stmt, self.facts)
         if is_spare:
             self.spare.add(buffer)
         self.statement(stmt.body)

@@ -147,7 +147,7 @@ class KernelEmitter(ExpressionEmitter):
                 del self.state.tile_numbers[buffer]
             case Alloc(buffer=buffer, body=body):
                 self._alloc(buffer)
-                if buffer.scope == "register" and has_spare_lanes(stmt):
+                if has_spare_lanes(stmt, self.facts):
                     self.spare.add(buffer)
                 self.statement(body)
                 self.spare.discard(buffer)

@@ -1,29 +1,41 @@
-"""Which masks a register tile does not need."""
+"""Which masks a register tile, or a task's own scratch, does not need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tc.ir.arith import simplify
+from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Expr, Load, Lt, Select, Var, conjuncts, logical_not
 from tc.ir.loop import Alloc, For, If, LoopKind, Store
 from tc.ir.node import Node, children, walk
 
+SCOPES = ("register", "local")
+"""Of buffers that nobody else sees."""
 
-def has_spare_lanes(alloc: Alloc) -> bool:
-    """Whether lanes that are masked off hold nothing: every access to the tile is guarded by one and the same bound on its last index.
+
+def has_spare_lanes(alloc: Alloc, facts: Facts) -> bool:
+    """Whether lanes that are masked off hold nothing: every access to the buffer is guarded by one and the same bound on its last index.
+    In memory, rather than in registers, they must be there.
 
         if l < 4: T[i, l] = 0.0                            T[i, l] = 0.0        l of 16 lanes: what is in T[i, 4:] is never read
         if l < 4: T[i, l] = T[i, l] + a[i] * b[l]    =>    T[i, l] = T[i, l] + a[i] * (b[l] if l < 4 else 0.0)
         if l < 4: c[i, l] = T[i, l]                        if l < 4: c[i, l] = T[i, l]
 
-    Storing such lanes too spares the blend with what was there, which would be in the chain of every sum.
+    Storing such lanes too spares the blend with what was there, which would be in the chain of every sum; and in memory what is stored
+    under a mask is not there for the next load before it has reached the cache.
     """
-    inside = {node.var for node in walk(alloc.body) if isinstance(node, For)}
-    bounds: set[Expr] = set()
+    if alloc.buffer.scope not in SCOPES:
+        return False
+    inside, bounds = set[Expr](), set[Expr]()
+    for node in walk(alloc.body):
+        if isinstance(node, For):
+            inside.add(node.var)
+            facts = facts.with_range(node.var, node.extent)
     for lane, indices, guards in _accesses(alloc.body, alloc, None, ()):
         bound = _bound(lane, indices[-1], guards) if lane is not None and indices else None
         if bound is None or not inside.isdisjoint(walk(bound)):
+            return False
+        if alloc.buffer.scope != "register" and prove(indices[-1] < alloc.buffer.shape[-1], facts) is not True:
             return False
         bounds.add(bound)
     return len(bounds) == 1

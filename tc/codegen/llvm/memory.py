@@ -63,7 +63,8 @@ class MemoryEmitter(PlaceEmitter):
             return self._from_memory(loaded, buffer.dtype)
         if buffer in self.prefetched:
             self._prefetch_ahead(buffer, terms, uniform, known)
-        if self.mask is None or buffer.scope == "register" or self._is_free(node):  # a register tile is whole: all its lanes exist
+        is_whole = buffer.scope == "register" or buffer in self.spare  # all lanes exist
+        if self.mask is None or is_whole or self._is_free(node):
             loaded = self.whole_load(buffer, pointer, lanes)
             self._hold(buffer, uniform, known, loaded)
         else:
@@ -408,7 +409,7 @@ class MemoryEmitter(PlaceEmitter):
                 # Blend, so that the tile can live in registers.
                 old = self.b.emit(f"load {value.type}, {pointer}, align {align}", value.element, lanes)
                 value = self.b.select(self.b.splat(self.mask, lanes), value, old)
-            if self.mask is None or buffer.scope == "register":
+            if self.mask is None or buffer.scope == "register" or buffer in self.spare:
                 if buffer in self.read_back and buffer.scope != "register":
                     self._store_parts(buffer, uniform, known, value)
                 else:

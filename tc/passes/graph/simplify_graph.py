@@ -33,6 +33,15 @@ def _is_value(m: Match, name: str, value: float) -> bool:
     return array.size > 0 and bool(np.all(array == value))
 
 
+def _is_power(m: Match, exponent: float) -> bool:
+    """Whether a float is raised to one literal exponent."""
+    return m.value("c").size == 1 and _is_value(m, "c", exponent) and m.type_of("x").dtype.is_float
+
+
+def _reciprocal(b: GraphBuilder, m: Match, x: Atom) -> Atom:
+    return b.call("div", b.const(np.ones((), m.type_of("x").dtype.numpy)), x)
+
+
 def _compose(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(inner[axis] for axis in outer)
 
@@ -282,15 +291,31 @@ GRAPH_RULES = (
         "a square, as a product",
         op("pow", any_("x"), const_("c"), name="pow"),
         lambda b, m: b.call("mul", m.x, m.x),
-        when=lambda m: _is_value(m, "c", 2) and m.value("c").size == 1 and m.type_of("x").dtype.is_float,
+        when=lambda m: _is_power(m, 2),
         example=lambda b: b.call("pow", _x(b, 2, 3), b.const(np.float32(2.0))),
     ),
     GraphRule(
         "a square root, as such",
         op("pow", any_("x"), const_("c"), name="pow"),
         lambda b, m: b.call("sqrt", m.x),
-        when=lambda m: _is_value(m, "c", 0.5) and m.value("c").size == 1 and m.type_of("x").dtype is f32,
+        when=lambda m: _is_power(m, 0.5),
         example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(0.5))),
+        inexact=True,
+    ),
+    GraphRule(
+        "a reciprocal, as a quotient",
+        op("pow", any_("x"), const_("c"), name="pow"),
+        lambda b, m: _reciprocal(b, m, m.x),
+        when=lambda m: _is_power(m, -1),
+        example=lambda b: b.call("pow", _x(b, 2, 3), b.const(np.float32(-1.0))),
+        inexact=True,
+    ),
+    GraphRule(
+        "the reciprocal of a square root, as a quotient",
+        op("pow", any_("x"), const_("c"), name="pow"),
+        lambda b, m: b.call("abs", _reciprocal(b, m, b.call("sqrt", m.x))),  # infinity for either zero
+        when=lambda m: _is_power(m, -0.5),
+        example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(-0.5))),
         inexact=True,
     ),
     GraphRule(

@@ -272,24 +272,33 @@ def _in_parts(
     reduce_in_lanes(schedule, name, [own[-1]], target, most, level + 1)
 
 
-def cut(schedule: Schedule, depth: list[str], spatial: list[str], terms: int, chain: int, width: int) -> str:
+def cut(schedule: Schedule, depth: list[str], spatial: list[str], terms: int, chain: int, width: int, most: int = 1) -> str:
     """Make one loop over parts of at most about `terms` terms each; returns its name. It is around what remains of the loops.
 
     Where the last loop alone is long, parts are pieces of it; otherwise they are iterations of the loop before, `chain` vectors
-    of `width` terms together.
+    of `width` terms together. Parts that are all of one size, so that no term stands under a condition, may be `most` times as large.
     """
     *outer, along = depth
     extent = extent_value(schedule, along)
-    if extent is None or extent > terms or not outer:
+    if extent is None or extent > most * terms or not outer:
         part, rest = schedule.split(along, terms)
         parts, chained = [*outer, part], [rest]
     else:
-        few = max(1, chain // -(-extent // width))
         *outer, last = outer
-        part, some = schedule.split(last, few)
+        part, some = schedule.split(last, _even_part(extent_value(schedule, last), chain / -(-extent // width), most))
         parts, chained = [*outer, part], [some, along]
     schedule.reorder(*spatial, *parts, *chained)
     return schedule.fuse(*parts)
+
+
+def _even_part(extent: int | None, wanted: float, most: int) -> int:
+    """About as many iterations of a loop as are wanted: more, up to `most` times as many, or fewer, down to half, where that divides it."""
+    few = max(1, int(wanted))
+    if extent is None:
+        return few
+    divisors = [size for size in range(few, min(extent, int(wanted * most)) + 1) if extent % size == 0]
+    fewer = [size for size in range(few, few // 2, -1) if extent % size == 0]
+    return (divisors or fewer or [few])[0]
 
 
 # -- lanes over neighbouring results
@@ -339,7 +348,7 @@ def reduce_in_columns(
 
 def _columns_in_parts(schedule: Schedule, name: str, depth: list[str], others: list[str], lanes: int) -> None:
     """Chains of a few terms, trees over `FAN` of their sums where these are made, and trees over those in turn."""
-    parts = cut(schedule, depth, others, CHAIN, CHAIN, 1)
+    parts = cut(schedule, depth, others, CHAIN, CHAIN, 1, most=2)
     if _extent(schedule, [parts]) > FAN:
         parts, fan = schedule.split(parts, FAN)
         part = schedule.rfactor(name, parts)

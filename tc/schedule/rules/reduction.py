@@ -410,9 +410,9 @@ class _Version:
                 return None
         for info in stages:
             schedule.compute_inline(info.name)
+        schedule.merge_dense(known=True)
         lanes = lanes_for(block_info(schedule, final), self.target)
-        *rows, last = schedule.loops_of(final)
-        *lead, row = _all_joined(schedule, final, rows, lanes)
+        *lead, row, last = schedule.loops_of(final)
         extent = extent_value(schedule, row)
         found = None if extent is not None and extent < lanes else _split_columns(schedule, final, row, lanes, 1)
         if found is None:

@@ -69,6 +69,10 @@ ROW_VECTORS = 4
 MOST_COLUMNS = 15
 """Of a result, which are interleaved in registers where an operand is read along its rows."""
 
+FUNCTION_COLUMNS, COPIED_COLUMNS = 0.75, 0.4
+"""Of rows that are no whole vectors: the part of one up to which vectors are columns, where a function is computed of each element, and
+where they are only loaded, added and the like. Measured with vectors of 512 bits."""
+
 LEAST_LANES = 4
 """Of a vector of elements that are interleaved with others."""
 
@@ -141,6 +145,8 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
     if extent is not None and extent < lanes:
+        if _are_few_columns(info, loops, extent, lanes) and _schedule_columns(schedule, info, loops, lanes_for(info, target)):
+            return
         if extent >= 4:
             schedule.vectorize(last)
             set_parallel(schedule, block, outer, extent)
@@ -338,6 +344,8 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
         return _schedule_short_rows(schedule, info, loops, row, lanes)
     if any(extent is not None and extent < lanes for extent in extents) or (block and block % lanes):
         return False
+    if not any(last in names for names in _loops_of_loads(block_info(schedule, info.name))):
+        return False  # one number for all of a row, whatever lies beside it
     in_order = not block and _is_better_in_order(info, last, target)
     if not schedule.choose(info.name, "squares", (False, True), not in_order, ordered=False):
         return False
@@ -359,6 +367,24 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
     else:
         set_parallel(schedule, info.name, [loop for loop in tiles if loop not in guarded][:1], inside)
     return True
+
+
+def _are_few_columns(info: BlockInfo, loops: list[str], extent: int, lanes: int) -> bool:
+    """Whether rows are so short that vectors had better be columns: of few elements, or where it takes long to compute each. What chooses
+    elements by data, or divides places, is no column."""
+    most = FUNCTION_COLUMNS if any(is_function(store.value) for store in info.writes) else COPIED_COLUMNS
+    if len(loops) < 2 or len(info.writes) != 1 or extent > max(LEAST_LANES - 1, min(MOST_COLUMNS, int(lanes * most))):
+        return False
+    accesses: list[Load | Store] = [*loads_of(info), *info.writes]
+    indices = [index for access in accesses for index in access.indices]
+    axes = {axis.var for axis in info.block.axes if {node.name for node in walk(axis.value) if isinstance(node, Var)} & set(loops[-2:])}
+    return all(isinstance(index, Var) or (variables(index).isdisjoint(axes) and not reads_memory(index)) for index in indices)
+
+
+def _loops_of_loads(info: BlockInfo) -> list[set[str]]:
+    """For each load the loops that it moves along."""
+    values = {axis.var: {node.name for node in walk(axis.value) if isinstance(node, Var)} for axis in info.block.axes}
+    return [set[str]().union(*(values.get(var, set()) for var in variables(load))) for load in loads_of(info)]
 
 
 def _schedule_columns(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
