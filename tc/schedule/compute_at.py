@@ -42,8 +42,8 @@ def compute_at(func: PrimFunc, block: str, loop: str) -> PrimFunc:
 
     The block gets new loops, over the part for its spatial axes, as before for the others; the buffer keeps its shape, and
     `compact_buffers` shrinks it when the blocks are gone. Raises ScheduleError unless the block alone writes one scratch
-    buffer at its own axes and all its readers are inside the loop, or behind it when its iterations are known to read all that
-    the block makes; a loop around them that is parallel must stay one that may be.
+    buffer, or several at the same places of which others read one, at its own axes and all its readers are inside the loop, or behind it
+    when its iterations are known to read all that the block makes; a loop around them that is parallel must stay one that may be.
     Source: `compute_at` of Halide and of TVM; there no reader may be behind.
     """
     place, target = find_block(func, block), find_loop(func, loop)
@@ -84,17 +84,23 @@ def _check_producer(func: PrimFunc, place: Place, target: Place) -> Store:
     if target.stmt in place.path:
         raise ScheduleError(f"compute_at: block {block.name} is inside loop {target.loop.var.name} already")
     buffers = buffers_written(block)
-    if len(buffers) != 1 or has_intrinsic(block):
-        raise ScheduleError(f"compute_at: block {block.name} must write one buffer, it writes {len(buffers)}")
-    store = next(node for node in walk(block.body) if isinstance(node, Store))
-    if store.buffer in func.buffers:
-        raise ScheduleError(f"compute_at: block {block.name} writes the parameter {store.buffer.name}")
-    if len(writers_of(func, store.buffer)) != 1:
-        raise ScheduleError(f"compute_at: {store.buffer.name} has other writers than block {block.name}")
+    others = [each for each in block_places(func) if each.block is not block]
+    read = [buffer for buffer in buffers if any(buffer in reads_at(each) for each in others)]
+    if (len(buffers) != 1 and len(read) != 1) or has_intrinsic(block):
+        raise ScheduleError(f"compute_at: block {block.name} must write one buffer that others read, it writes {len(read)}")
+    stores = [node for node in walk(block.body) if isinstance(node, Store)]
+    store = next(each for each in stores if len(buffers) == 1 or each.buffer in read)
+    for buffer in buffers:
+        if buffer in func.buffers:
+            raise ScheduleError(f"compute_at: block {block.name} writes the parameter {buffer.name}")
+        if len(writers_of(func, buffer)) != 1:
+            raise ScheduleError(f"compute_at: {buffer.name} has other writers than block {block.name}")
     spatial = [axis.var for axis in block.axes if axis.kind is AxisKind.SPATIAL]
     plain = [index for index in store.indices if not isinstance(index, Const)]
     if len(set(plain)) != len(plain) or not all(index in spatial for index in plain):
         raise ScheduleError(f"compute_at: block {block.name} does not write {store.buffer.name} at its own axes")
+    if any(each.indices != store.indices for each in stores if each.buffer is not store.buffer):
+        raise ScheduleError(f"compute_at: block {block.name} writes {len(buffers)} buffers at different places")
     return store
 
 

@@ -348,9 +348,10 @@ class _Version:
     def _columns(self, final: str, others: list[str]) -> str | None:
         """The last axis of the result is not reduced: a vector of results is reduced at once. The `others` of its loops run inside."""
         schedule = self.schedule
-        lanes = lanes_for(block_info(schedule, final), self.target)
         loops = list(schedule.loops_of(final))
         reductions = [info for info in self.infos() if info.reduction_axes and info.name != final]
+        searches = [info for info in reductions if _is_search(info)]  # their results are wider than what is searched
+        lanes = max(lanes_for(info, self.target) for info in (block_info(schedule, final), *searches))
         are_short = self._are_short_rows(reductions)
         if not any(map(keeps_last_axis, reductions)) and not are_short:  # then lanes belong to the reduction
             return None

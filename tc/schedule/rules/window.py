@@ -219,8 +219,10 @@ def choose_rows(rows: int | None) -> int:
 
 
 def _choose_tile(schedule: Schedule, name: str, final: str, roles: _Roles, target: Target, height: int | None) -> Tile:
-    lanes = lanes_for(block_info(schedule, final), target)
-    extent, are_planes = extent_value(schedule, roles.lane), _reads_planes(block_info(schedule, name))
+    info, lanes = block_info(schedule, name), lanes_for(block_info(schedule, final), target)
+    extent = extent_value(schedule, roles.lane)
+    is_wide = extent is None or extent >= MOST_VECTORS * lanes
+    are_planes = _reads_planes(info) or (is_wide and not any(_shares_index(info, axis) for axis in driven_spatial(info)))
     if height is None or roles.rows is None:
         count = extent_value(schedule, roles.rows) if roles.rows is not None else 1
         usual = 1 if are_planes else choose_rows(count)
