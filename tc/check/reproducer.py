@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import tempfile
 import threading
 import traceback
@@ -89,7 +90,7 @@ def explained(options: Mapping[str, Any], is_ir: bool, compile_model: Compile) -
     except Exception as error:
         if isinstance(error, TcError) and not (isinstance(error, _OURS) and activities_of(error) and not is_ir):
             raise
-        if getattr(_writing, "on", False):  # this is a step that is being done again
+        if getattr(_writing, "on", False) or _is_of_signal(error):  # this is a step that is being done again, or was interrupted
             raise
         step = " of ".join(dict.fromkeys(work.step for work in activities_of(error)[:2])) or "an unknown step"
         folder, found = write_reproducer(error, options, compile_model)
@@ -99,6 +100,12 @@ def explained(options: Mapping[str, Any], is_ir: bool, compile_model: Compile) -
         made = InternalError(f"tc failed in {step}: {type(error).__name__}: {error}"[:2000], hint=found)
         made.reproducer = None if folder is None else str(folder)
         raise made from error
+
+
+def _is_of_signal(error: Exception) -> bool:
+    """Whether the user's handler of a signal has raised an error, as an alarm that ends what takes too long."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _hint(own: str, found: str) -> str:

@@ -143,13 +143,13 @@ def judge(
     expected = [Expected() if run.spoilt else expect(model, run.feeds, how.rounding) for run in runs]
     bare = without_dead_nodes(model, _empty(expected[0]))  # bad indices may go by where no number depends on what they choose
     expected = [expect(bare, _nearer(run.feeds), how.rounding) if run.spoilt else known for run, known in zip(runs, expected)]
-    if not expected[0].oracles:
-        return Verdict("undecided", "no oracle runs it")
     tell("tc", 0, expected[0].oracles)
     try:
         module = compile_model(model, **how.options(runs[0].feeds))
     except Exception as error:
         return _refusal(model, error, expected[0], 0)
+    if not expected[0].oracles:
+        return Verdict("undecided", "no oracle runs it")
     for index, (run, wanted) in enumerate(zip(runs, expected)):
         if index and not _fits_declaration(model, wanted):
             continue
@@ -214,8 +214,9 @@ def _are_empty(found: Any, expected: Any) -> bool:
 
 def _refusal(model: onnx.ModelProto, error: Exception, wanted: Expected, index: int) -> Verdict:
     text = f"{type(error).__name__}: {error.said if isinstance(error, InternalError) else error}"  # not where its reproducer is
-    if wanted.oracles < 2:
-        return Verdict("undecided", f"one oracle runs what tc does not: {text}", index)
+    if wanted.oracles < 2 and type(error) is not InternalError:  # which nobody else need have an opinion of
+        few = "one oracle runs what tc does not" if wanted.oracles else "no oracle runs it, nor does tc"
+        return Verdict("undecided", f"{few}: {text}", index)
     return Verdict(
         "refused" if (isinstance(error, TcError) and type(error) not in (InputError, InternalError)) or index else "internal",
         text,

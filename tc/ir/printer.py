@@ -18,7 +18,7 @@ Large constants are named, and kept in a dictionary beside the text. What follow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -282,11 +282,13 @@ class _GraphPrinter:
             case TensorType(shape=shape, dtype=dtype):
                 return f"{dtype}[{self.names.exprs(shape) or '()'}]"
             case TupleType(fields=fields):
-                return f"tuple[{', '.join(map(self._type, fields))},]"
+                return self._types(fields)
             case FunctionType(params=params, results=results):
-                left, right = (f"tuple[{', '.join(map(self._type, part))},]" for part in (params, results))
-                return f"fn[{left}, {right}]"
+                return f"fn[{self._types(params)}, {self._types(results)}]"
         raise AssertionError(f"no text for {type_}")
+
+    def _types(self, fields: Sequence[Type]) -> str:
+        return f"tuple[{', '.join(map(self._type, fields))},]" if fields else "tuple[()]"
 
     def _binding(self, binding: Binding, depth: int) -> list[str]:
         pad = _INDENT * depth

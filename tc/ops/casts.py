@@ -42,9 +42,9 @@ def cast_array(x: np.ndarray, dtype: DType) -> np.ndarray:
         values = np.trunc(x.astype(np.float64))
         clipped = np.where(np.isnan(values), 0.0, values)
         inside = np.clip(clipped, float(low), float(high))
-        result = np.where(inside >= 2.0**63, 0, inside).astype(np.int64 if dtype.kind == "int" else np.uint64)
-        result = np.where(clipped >= float(high), high, result) if dtype.bits == 64 else result
-        return result.astype(dtype.numpy)
+        is_over = (clipped >= float(high)) & (dtype.bits == 64)  # the largest number of 64 bits is no f64
+        result = np.where(is_over, 0, inside).astype(np.int64 if dtype.kind == "int" else np.uint64)
+        return np.where(is_over, high, result).astype(dtype.numpy)
     return round_to(x, dtype) if dtype.is_float else x.astype(dtype.numpy)
 
 

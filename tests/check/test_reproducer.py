@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +96,24 @@ def test_a_pass_that_fails_is_named_and_kept_with_the_part_of_the_graph(folders:
         with pytest.raises(KeyError):
             again(error.reproducer)
     again(error.reproducer)  # without the error in tc
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="there are no alarms here")
+def test_an_error_of_a_handler_of_signals_is_the_users(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm that ends what takes too long was told as an error in `tc`."""
+
+    def too_late(number: int, frame: object) -> None:
+        raise LookupError("too late")
+
+    usual = kernels.apply_rules
+    monkeypatch.setattr(kernels, "apply_rules", lambda *args, **options: (signal.raise_signal(signal.SIGALRM), usual(*args, **options))[1])
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        with pytest.raises(LookupError, match="too late"):
+            tc.compile(chain("Relu"))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not folders.exists() or not any(folders.iterdir())
 
 
 def test_a_kernel_that_cannot_be_scheduled_is_kept_as_loops(monkeypatch: pytest.MonkeyPatch) -> None:

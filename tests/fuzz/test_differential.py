@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
+from tc.codegen import kernels
 from tc.compiler import compile_model
 from tc.errors import UnsupportedError
 from tc.fuzz import campaign, differential
@@ -274,3 +276,18 @@ def test_what_was_judged_before_an_interruption_counts(monkeypatch: pytest.Monke
     summary = run_campaign(range(5), Settings(), None)
 
     assert summary.interrupted and dict(summary.kinds) == {"ok": 1} and not summary.failures
+
+
+def test_an_error_in_tc_needs_no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs that no oracle takes do not hide that the model is not compiled."""
+    model = helper.make_model(helper.make_graph(
+        [helper.make_node("Gather", ["x", "i"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", 1, [2]), helper.make_tensor_value_info("i", 7, [1])],
+        [helper.make_tensor_value_info("y", 1, None)],
+    ), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)  # fmt: skip
+    runs = [Run({"x": np.ones(2, np.float32), "i": np.array([7])})]
+
+    assert judge(model, runs).kind == "undecided"
+    monkeypatch.setattr(kernels, "apply_rules", lambda *args, **options: {}["nothing"])
+    verdict = judge(model, runs)
+    assert verdict.kind == "internal" and "KeyError" in verdict.text

@@ -31,6 +31,7 @@ from tc.ir.expr import (
     const,
 )
 from tc.ir.loop import Alloc, AxisKind, Block, BlockAxis, For, If, IntrinsicCall, Let, LoopKind, PrimFunc, Seq, Store
+from tc.ops.casts import cast_array
 from tc.te import compute, create_prim_func, placeholder
 
 NUMBERS = [dtype for dtype in ALL_DTYPES if not dtype.is_bool and not dtype.is_storage]
@@ -180,6 +181,15 @@ def test_floats_to_integers_saturate_and_integers_wrap(target: DType) -> None:
     assert int(cast(np.float64(-1.9))) == max(-1, info.min)
     assert int(convert(i64, target)(-1)) == (-1 if target.kind == "int" else info.max)
     assert convert(target, bool_)(target.numpy.type(2)) is True
+
+
+@pytest.mark.parametrize("source", [f32, f64], ids=str)
+@pytest.mark.parametrize("target", INTEGERS, ids=str)
+def test_arrays_of_floats_are_cast_as_numbers_are(target: DType, source: DType) -> None:
+    """A u64 from 2^63 on was 0 in what constants are folded to."""
+    values = np.array([x * s for x in (0.5, 127.6, 2.0**31, 2.0**63, 1.5e19, 2.0**64, np.inf) for s in (1, -1)] + [np.nan], source.numpy)
+
+    assert cast_array(values, target).tolist() == [int(convert(source, target)(value)) for value in values]
 
 
 def test_functions_are_correct_to_the_last_place() -> None:

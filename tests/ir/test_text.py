@@ -12,12 +12,13 @@ from tc.compiler import run_stages
 from tc.demo import MODEL_PATH
 from tc.errors import ParseError
 from tc.frontend.registry import import_model
-from tc.ir.dtype import from_numpy
+from tc.ir.dtype import f32, from_numpy, i64
+from tc.ir.expr import Var
 from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
 from tc.ir.printer import print_ir
 from tc.ir.structural import first_difference
-from tc.ir.types import tensor_type
+from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder
 from tc.ops.registry import OPS
 from tc.passes.loop.simplify_loops import simplify_loops
@@ -81,6 +82,14 @@ def test_a_model_round_trips_at_every_stage() -> None:
 
     for module in (imported, run_pipeline(imported, SIMPLIFY), stages.graph, stages.lowered, stages.module):
         assert_round_trip(module)
+
+
+def test_a_kernel_of_nothing_round_trips() -> None:
+    b, n = GraphBuilder(), Var("n", i64)
+    b.param("x", TensorType((n,), f32))
+    module = IRModule((b.function("main", (b.call("full", shape=(n,), value=1.0, dtype=f32),)),))
+
+    assert_round_trip(run_stages(module, native_target()).graph)
 
 
 def test_names_of_nodes_survive_as_spans() -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import tc
-from tc.ir.dtype import DType, f32, i8, i16, i32, u8, u16
+from tc.ir.dtype import DType, f32, i8, i16, i32, i64, u8, u16
+from tc.ir.expr import Var, const
 from tc.ir.graph import Call
 from tc.ir.module import IRModule
-from tc.ir.types import tensor_type
+from tc.ir.types import TensorType, tensor_type
 from tc.ops.build import GraphBuilder, full_attrs
 from tc.passes.graph.bounded_steps import bound_steps
 from tests.passes.test_share_scales import quantized
@@ -88,3 +89,19 @@ def test_nothing_is_clipped_that_is_bounded(factor: float, clips: bool) -> None:
 
     assert ("vminps" in assembly) is clips
     assert "vpackuswb" in assembly and "vmaxps" not in assembly
+
+
+@pytest.mark.parametrize("op", ["full", "range"])
+def test_what_is_made_of_nothing_has_no_bounds(op: str) -> None:
+    """`onnxruntime` quantizes states that begin as zeros with a step of 1; their operators have no operands to look at."""
+    n, b = Var("n", i64), GraphBuilder()
+    b.param("x", TensorType((n,), f32))
+    made = b.call("full", shape=(n, const(6)), value=0.0, dtype=f32)
+    if op == "range":
+        made = b.call("cast", b.call("range", start=0, size=n, step=1), dtype=f32)
+    y = b.call("quantize_linear", made, b.const(np.float32(1)), b.const(np.array(2, np.uint8)), dtype=u8)
+    module = IRModule((b.function("main", (y,)),))
+
+    found = np.asarray(tc.compile(module)(np.zeros(3, np.float32)))
+
+    assert found.tolist() == ([2, 3, 4] if op == "range" else [[2] * 6] * 3)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tc.ir.dtype import f32, i32, int_range, u8
-from tc.ir.graph import Atom, TensorConst
+from tc.ir.graph import Atom, TensorConst, tensor_type_of
 from tc.ir.module import IRModule
-from tc.ir.types import TensorType, tensor_type
+from tc.ir.types import tensor_type
 from tc.ops.build import GraphBuilder
 from tc.ops.quantize import MOST_STEPS
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op, rewrite_module
@@ -34,16 +34,14 @@ def _largest(m: Match, atom: Atom | None, calls: int = MOST_CALLS) -> float:
         found = float(np.max(np.abs(atom.value.astype(np.float64)), initial=0.0))
         return found if np.isfinite(found) else np.inf
     call = m.call_of(atom)
-    if call is None or calls == 0 or call.args[0] is None:
+    if call is None or calls == 0 or call.op not in ("cast", "relu", "neg", "abs", "mul", "add", "sub"):
         return np.inf
-    source = call.args[0].type
-    assert isinstance(source, TensorType)
+    assert call.args[0] is not None
+    source = tensor_type_of(call.args[0])
     if call.op == "cast":
         return float(max(map(abs, int_range(source.dtype)))) if source.dtype.is_int else np.inf
     if call.op in ("relu", "neg", "abs"):
         return _largest(m, call.args[0], calls - 1)
-    if call.op not in ("mul", "add", "sub"):
-        return np.inf
     lhs, rhs = (_largest(m, each, calls - 1) for each in call.args)
     found = lhs * rhs if call.op == "mul" else lhs + rhs
     return found if np.isfinite(found) else np.inf

@@ -27,7 +27,7 @@ from tc.schedule.rules.common import (
     stream_lanes,
 )
 from tc.schedule.rules.epilogue import block_info
-from tc.schedule.rules.tile import cut_overlapped, is_moved, peel, vectorize_loop
+from tc.schedule.rules.tile import cut, cut_overlapped, is_moved, peel, vectorize_loop
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -407,33 +407,35 @@ def _schedule_columns(schedule: Schedule, info: BlockInfo, loops: list[str], lan
 def _schedule_turns(schedule: Schedule, info: BlockInfo, loops: list[str], target: Target) -> bool:
     """Where a row takes its elements in turn from a few rows, as of images made larger: a vector of each, interleaved in registers."""
     turns, extent = _turns(info, loops[-1]), extent_value(schedule, loops[-1])
-    if not 1 < turns <= MOST_COLUMNS or prove(equal(schedule.extent_of(loops[-1]) % turns, 0), facts_of_axes(schedule.func)) is not True:
+    if not 1 < turns <= MOST_COLUMNS:
         return False
+    is_even = prove(equal(schedule.extent_of(loops[-1]) % turns, 0), facts_of_axes(schedule.func)) is True
     lanes = min(lanes_for(info, target), 1 << (extent // turns).bit_length() - 1 if extent else MANY)
     if lanes < max(turns, LEAST_LANES) or not schedule.choose(info.name, "turns", (False, True), True, ordered=False):
         return False
     *around, last = loops
     rows, place = schedule.split(last, turns)
-    few = cut_overlapped(schedule, rows, lanes)
+    few = (cut_overlapped if is_even else cut)(schedule, rows, lanes)
     schedule.vectorize(place)
     schedule.unroll(few.inside)
     schedule.annotate_loop(few.inside, "transpose", 1)
-    if not few.is_whole:
+    if not (is_even and few.is_whole):
         peel(schedule, few.around)
     set_parallel(schedule, info.name, around or [few.around], extent or USUAL_ROW if around else lanes * turns)
     return True
 
 
 def _turns(info: BlockInfo, last: str) -> int:
-    """From how many places elements along the last loop are taken in turn, each time the next ones there; 0 where they are not."""
+    """How many elements along the last loop are of one place, each of a row of its own or all of one; 0 where they are not. Other operands
+    may be read at the place that is written."""
     found: set[int] = set()
     axes = [axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == last]
-    takes_turns = False
     for index in (index for load in loads_of(info) for index in load.indices):
         if len(axes) != 1 or reads_memory(index):
             return 0
+        if index is axes[0]:
+            continue
         parts = [node for node in walk(index) if isinstance(node, (FloorMod, FloorDiv)) and axes[0] in variables(node.lhs)]
-        takes_turns |= any(isinstance(node, FloorMod) for node in parts)
         for node in parts:
             along = linear_coefficients(node.lhs, axes)
             if along is None or not is_const(along[0].get(axes[0], const(0)), 1) or not isinstance(node.rhs, Const):
@@ -441,7 +443,7 @@ def _turns(info: BlockInfo, last: str) -> int:
             found.add(int(node.rhs.value))
         if axes[0] in variables(substitute(index, {node: const(0) for node in parts})):
             return 0
-    return found.pop() if takes_turns and len(found) == 1 else 0
+    return found.pop() if len(found) == 1 else 0
 
 
 def _lie_side_by_side(info: BlockInfo, last: str) -> bool:
