@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, Load, Var, cast, const, equal, select
 from tc.ir.graph import Attrs
 from tc.ir.loop import For, LoopKind, Stmt, Store, seq
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
 from tc.ops.common import Arrays, Tensors, Types, exprs, ints, normalize_axis, operand, require_equal, require_within
 from tc.ops.registry import REQUIRED, OpDef, register
 from tc.te import Tensor
@@ -372,6 +373,25 @@ def vectors_over(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str
     return loops_over(outer, along, prefix)
 
 
+def rows_together(extents: Sequence[Expr], body: Callable[..., Stmt], prefix: str) -> Stmt:
+    """`vectors_over`, rows that are known to be short as one with those after them: for what goes through memory from end to end."""
+    last = extents[-1]
+    if not isinstance(last, Const) or last.value >= COPY_LANES or len(extents) < 2:
+        return vectors_over(extents, body, prefix)
+    known = list(takewhile(lambda extent: isinstance(extent, Const) and extent.value > 0, reversed(extents[1:])))
+    outer = extents[: -1 - len(known)]
+
+    def together(*axes: Expr) -> Stmt:
+        *around, place = axes
+        inside: list[Expr] = []
+        for extent in known:
+            inside.insert(0, place % extent)
+            place = place // extent
+        return body(*around, place, *inside)
+
+    return vectors_over([*outer, product(tuple(extents[len(outer) :]))], together, prefix)
+
+
 Places = tuple[tuple[Expr, ...], Callable[[Expr], Expr]]
 """The indices of an element, and what makes a value depend on their being in range."""
 
@@ -393,7 +413,7 @@ def _scatter(
             return Store(out, at, checked(combine_updates(reduction, Load(out, at), updates[axes])))
 
         updated = vectors_over(extents, update, "u") if in_rows else loops_over(extents, update, "u")
-        return seq(vectors_over(x.shape, copy, "c") if x.shape else copy(), updated)
+        return seq(rows_together(x.shape, copy, "c") if x.shape else copy(), updated)
 
     return te.raw([(name, x.shape, x.dtype)], body, name)[0]
 
