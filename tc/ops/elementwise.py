@@ -200,6 +200,17 @@ def _np_softplus(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
+MISH_IS_X = 40.0
+"""Where tanh(softplus(x)) is 1 in doubles, and exp(x) squared no infinity in f32."""
+
+
+def _mish(x: Expr) -> Expr:
+    """x * tanh(log(1 + e)) for e = exp(x), which is x * n / (n + 2) for n = e * (e + 2)."""
+    e = call("exp", Min(x, _c(MISH_IS_X, x)))
+    n = e * (e + _c(2.0, x))
+    return x * Div(n, n + _c(2.0, x))
+
+
 def _gelu(x: Expr, approximate: str) -> Expr:
     if approximate == "tanh":
         inner = (x + x * x * x * _c(0.044715, x)) * _c(math.sqrt(2 / math.pi), x)
@@ -265,9 +276,7 @@ _register_unary(
 _register_unary("silu", lambda x: x / (1 + np.exp(-x)), lambda x: x * call("sigmoid", x), float_only=True)
 _register_unary("softplus", _np_softplus, _softplus, float_only=True)
 _register_unary("softsign", lambda x: x / (1 + np.abs(x)), lambda x: Div(x, call("abs", x) + _c(1.0, x)), float_only=True)
-_register_unary(
-    "mish", lambda x: x * np.tanh(_np_softplus(x)), lambda x: x * call("tanh", _softplus(x)), float_only=True
-)
+_register_unary("mish", lambda x: x * np.tanh(_np_softplus(x)), _mish, float_only=True)
 _register_unary(
     "thresholded_relu",
     lambda x, alpha: np.where(x > alpha, x, 0),

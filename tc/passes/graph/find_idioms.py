@@ -252,6 +252,13 @@ IDIOM_RULES = (
         for name, pattern in _TANH_GELUS.items()
     ),
     GraphRule(
+        "mish, as the hyperbolic tangent of a softplus",
+        op("mul", _X, op("tanh", op("softplus", _X)), commutes=True),
+        lambda b, m: b.call("mish", m.x),
+        example=lambda b: (lambda x: b.call("mul", b.call("tanh", b.call("softplus", x)), x))(_x(b)),
+        inexact=True,
+    ),
+    GraphRule(
         "RMS normalisation, as a quotient",
         op("div", _X, _SPREAD),
         _rms_norm,
