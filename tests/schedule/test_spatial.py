@@ -22,6 +22,7 @@ from tc.schedule.knobs import Value
 from tc.schedule.rules import apply_rules
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder
+from tests.frontend.models import make_model, node
 from tests.ops.kernels import make_prim_func, run
 
 WIDE = Target.parse("x86-64-v4")
@@ -222,3 +223,13 @@ def test_channels_of_an_image_become_words_of_bytes() -> None:
     assembly = tc.lower(IRModule((b.function("main", (y,)),)), "asm", WIDE).as_text()
 
     assert "gather" not in assembly
+
+
+def test_how_many_taps_there_are_is_counted_in_vectors() -> None:
+    """Averages at the ends are of fewer; each was divided by itself, as if it were gathered."""
+    model = make_model([node("AveragePool", "x", "y", kernel_shape=[3, 3], pads=[1, 1, 1, 1])], {"x": (np.float32, [1, 4, 28, 28])}, ["y"])
+
+    text = tc.lower(model, "final", WIDE).as_text()
+
+    divided = [line for line in text.splitlines() if " / cast(" in line]
+    assert divided and not [line for line in text.splitlines() if "unrolled(14)" in line or "unrolled(10)" in line]

@@ -13,6 +13,7 @@ from tc.ir.expr import (
     Eq,
     Expr,
     Le,
+    Load,
     Lt,
     Max,
     Min,
@@ -147,10 +148,11 @@ def _saves_gathers(loop: For) -> bool:
 
 
 def _is_gathered(loop: For) -> bool:
-    """Whether a choice between places is made for each lane of a loop over a vector."""
+    """Whether a choice between places to read is made for each lane of a loop over a vector."""
     if not _chooses_places(loop):
         return False
-    choices = [node for node in walk(loop) if isinstance(node, (Max, Min)) and node.dtype == i64]
+    indices = [index for node in walk(loop) if isinstance(node, Load) for index in node.indices if has_choices(index)]
+    choices = [node for index in indices for node in walk(index) if isinstance(node, (Max, Min)) and node.dtype == i64]
     return any(loop.var in variables(node) for node in choices)
 
 
