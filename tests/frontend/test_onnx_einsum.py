@@ -80,3 +80,33 @@ def test_equations_that_do_not_fit_are_refused(equation: str) -> None:
     inputs = {"x": (np.float32, [2, 3]), "y": (np.float32, [3, 4])}
     with pytest.raises(TcError, match="einsum"):
         tc.compile(make_model([node("Einsum", "x y", "z", equation=equation)], inputs, ["z"], opset=17))
+
+
+SEVERAL = [
+    *("bij,bjk,bkl->bil", "ab,cb,db->acd", "bn,anm,bm->ba", "bqk,bkd,bqd->bq", "ij,jk,kl,lm->im", "ij,kl,jk->il", "i,j,k->ijk"),
+    *("ij,ij,ij->i", "ii,ij,jk->ik", "...ij,...jk,kl->...il", "ab,bc,ca->", "ab,cd,ef->ace", "i,ij,j->", "ab,bc,bd,be->ae"),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32])
+@pytest.mark.parametrize("equation", SEVERAL)
+def test_several_operands_are_taken_two_at_a_time(equation: str, dtype: type) -> None:
+    for seed, sizes in enumerate(({}, {"j": 0}, {"b": 1, "i": 1})):
+        arrays = [array.astype(dtype) for array in operands(equation, np.random.default_rng(seed), sizes)]
+        for symbolic in (False, True):
+            shapes = [[f"d{k}_{axis}" for axis in range(a.ndim)] if symbolic else list(a.shape) for k, a in enumerate(arrays)]
+            inputs = {f"x{k}": (dtype, shape) for k, shape in enumerate(shapes)}
+            model = make_model([node("Einsum", " ".join(inputs), "z", equation=equation)], inputs, ["z"], opset=17)
+
+            found = np.asarray(tc.compile(model, threads=1)(*arrays))
+
+            expected = np.einsum(equation, *(array.astype(np.float64) for array in arrays))
+            np.testing.assert_allclose(found.astype(np.float64), expected, rtol=1e-2 if dtype is np.float16 else 1e-5, atol=1e-4)
+
+
+def test_a_chain_of_products_is_products() -> None:
+    """As one sum over all letters it took as many multiplications as rows, depths and columns make together."""
+    inputs = {"x": (np.float32, [2, 9, 30]), "y": (np.float32, [2, 30, 40]), "z": (np.float32, [2, 40, 7])}
+    model = make_model([node("Einsum", "x y z", "r", equation="bij,bjk,bkl->bil")], inputs, ["r"], opset=17)
+
+    assert tc.lower(model, "graph").as_text().count("matmul") >= 2

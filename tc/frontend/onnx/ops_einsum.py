@@ -1,29 +1,101 @@
-"""Sums of products by letters; of two operands as a product of matrices where it is one, whose kernels are better."""
+"""Sums of products by letters; of two operands as a product of matrices where it is one, whose kernels are better; of more operands as
+those of two after each other, where one of them is such a product."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import string
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
+from math import prod
 
 from tc.frontend.onnx.node_context import NodeContext, NodeResult, onnx_op
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import prove
-from tc.ir.expr import Expr, equal
+from tc.ir.expr import Const, Expr, equal
 from tc.ir.types import product
 from tc.ops.linear import parse_einsum
 
 Letters = Sequence[str]
 
 
+NAMES = string.ascii_letters
+"""Letters of an equation that is made here."""
+
+USUAL_DIM = 64
+"""What a dim that is not known is taken to be where it is chosen which operands come first."""
+
+
 @onnx_op("Einsum")
 def import_einsum(n: NodeContext) -> NodeResult:
     equation, values = n.attr("equation"), n.values()
-    if len(values) == 2 and all(value.dtype.is_float for value in values):
-        terms, result = parse_einsum(equation, [value.rank for value in values])
-        found = _as_matrices(n, values, terms, result)
-        if found is not None:
-            return _matmul(n, found)
-    return n.call("einsum", *values, equation=equation)
+    terms, result = parse_einsum(equation, [value.rank for value in values])
+    if not all(value.dtype.is_float for value in values):
+        return n.call("einsum", *values, equation=equation)
+    if len(values) > 2 and all(value.dtype.bits >= 32 for value in values):
+        pairs = _pairs(values, terms, result)
+        if pairs is not None:
+            return _in_pairs(n, values, terms, result, pairs)
+    found = _as_matrices(n, values, terms, result) if len(values) == 2 else None
+    return n.call("einsum", *values, equation=equation) if found is None else _matmul(n, found)
+
+
+def _pairs(values: Sequence[ModelValue], terms: Sequence[Letters], result: Letters) -> list[tuple[int, int]] | None:
+    """Which two of the operands that are left are taken next, what is made of them being in the place of the first: those with the fewest
+    products, of equal ones those that leave least. None where no two are a product of matrices, or there are more products than of all at
+    once."""
+    sizes = {
+        letter: int(dim.value) if isinstance(dim, Const) else USUAL_DIM
+        for value, term in zip(values, terms, strict=True)
+        for letter, dim in zip(term, value.shape, strict=True)
+    }
+
+    def count(letters: Iterable[str]) -> int:
+        return prod(sizes[letter] for letter in set(letters))
+
+    if any(len(set(term)) < len(term) for term in terms) or len(sizes) > len(NAMES):
+        return None
+    left, pairs, products, is_matrix = list(terms), list[tuple[int, int]](), 0, False
+
+    def cost(two: tuple[int, int]) -> tuple[int, int]:
+        return count(chain.from_iterable(left[k] for k in two)), count(_kept(left, *two, result))
+
+    while len(left) > 1:
+        i, j = min(combinations(range(len(left)), 2), key=cost)
+        products += count([*left[i], *left[j]])
+        is_matrix |= _is_matrix(left[i], left[j], _kept(left, i, j, result))
+        left = [_kept(left, i, j, result) if k == i else term for k, term in enumerate(left) if k != j]
+        pairs.append((i, j))
+    return pairs if is_matrix and products <= 2 * count(sizes) else None
+
+
+def _kept(terms: Sequence[Letters], i: int, j: int, result: Letters) -> Letters:
+    """The letters of two operands that the result or another operand has: first those that both have, as of a batch."""
+    others = {*result, *(letter for k, term in enumerate(terms) if k not in (i, j) for letter in term)}
+    letters = [letter for letter in dict.fromkeys([*terms[i], *terms[j]]) if letter in others]
+    return sorted(letters, key=lambda letter: not (letter in terms[i] and letter in terms[j]))
+
+
+def _is_matrix(a: Letters, b: Letters, kept: Letters) -> bool:
+    """Whether there are rows, columns and a depth."""
+    return bool(set(a) - set(b) and set(b) - set(a) and (set(a) & set(b)) - set(kept))
+
+
+def _in_pairs(
+    n: NodeContext, values: Sequence[ModelValue], terms: Sequence[Letters], result: Letters, pairs: Sequence[tuple[int, int]]
+) -> ModelValue:
+    left, names = list(zip(values, terms, strict=True)), dict(zip(dict.fromkeys(letter for term in terms for letter in term), NAMES))
+
+    def text(letters: Letters) -> str:
+        return "".join(names[letter] for letter in letters)
+
+    for i, j in pairs:
+        kept = result if len(left) == 2 else _kept([term for _, term in left], i, j, result)
+        (lhs, a), (rhs, b) = left[i], left[j]
+        found = _as_matrices(n, [lhs, rhs], [a, b], kept)
+        made = n.call("einsum", lhs, rhs, equation=f"{text(a)},{text(b)}->{text(kept)}") if found is None else _matmul(n, found)
+        left = [(made, kept) if k == i else each for k, each in enumerate(left) if k != j]
+    return left[0][0]
 
 
 @dataclass(frozen=True)
