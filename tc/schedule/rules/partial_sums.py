@@ -288,6 +288,8 @@ def cut(schedule: Schedule, depth: list[str], spatial: list[str], terms: int, ch
         part, some = schedule.split(last, _even_part(extent_value(schedule, last), chain / -(-extent // width), most))
         parts, chained = [*outer, part], [some, along]
     schedule.reorder(*spatial, *parts, *chained)
+    if most > 1 and len(chained) > 1:  # so many terms that they are added as a tree
+        schedule.fuse(*chained)
     return schedule.fuse(*parts)
 
 
