@@ -294,12 +294,13 @@ def cut(schedule: Schedule, depth: list[str], spatial: list[str], terms: int, ch
 
 
 def _even_part(extent: int | None, wanted: float, most: int) -> int:
-    """About as many iterations of a loop as are wanted: more, up to `most` times as many, or fewer, down to half, where that divides it."""
+    """About as many iterations of a loop as are wanted: more, up to `most` times as many, or fewer, down to a third, where that divides
+    it."""
     few = max(1, int(wanted))
     if extent is None:
         return few
     divisors = [size for size in range(few, min(extent, int(wanted * most)) + 1) if extent % size == 0]
-    fewer = [size for size in range(few, few // 2, -1) if extent % size == 0]
+    fewer = [size for size in range(few, max(few // 3, 1) - 1, -1) if extent % size == 0]
     return (divisors or fewer or [few])[0]
 
 
@@ -352,7 +353,7 @@ def _columns_in_parts(schedule: Schedule, name: str, depth: list[str], others: l
     """Chains of a few terms, trees over `FAN` of their sums where these are made, and trees over those in turn."""
     parts = cut(schedule, depth, others, CHAIN, CHAIN, 1, most=2)
     if _extent(schedule, [parts]) > FAN:
-        parts, fan = schedule.split(parts, FAN)
+        parts, fan = schedule.split(parts, _even_part(extent_value(schedule, parts), FAN, 1))
         part = schedule.rfactor(name, parts)
         chain = schedule.rfactor(part, fan)
         schedule.compute_at(chain, _vectors_of_part(schedule, part, lanes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import inf, prod
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Buffer, Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
@@ -17,6 +17,7 @@ from tc.schedule.analysis import BlockInfo, block_infos, consumers
 from tc.schedule.rules.common import (
     extent_value,
     is_chain,
+    is_function,
     is_heavy,
     is_large,
     known_product,
@@ -75,6 +76,9 @@ LEAST_SEARCHED = 20
 
 MOST_TIMES = 2
 """That what takes long is computed of each term of a short row."""
+
+MOST_COPIES = 4
+"""Times that an element is copied rather than once, by a stage of its own."""
 
 MOST_SHORT_STEPS = 16
 """Terms that may be added one after the other where lanes belong to neighbouring results."""
@@ -322,7 +326,9 @@ class _Version:
         return anchor if is_moved(self.schedule, name, anchor) else None
 
     def _compute_at(self, name: str, anchor: str) -> None:
-        if not is_moved(self.schedule, name, anchor):
+        """Compute a block where it is read, or apart: what is copied, as the padding of windows that overlap, is not copied many times."""
+        is_copy = not any(is_function(store.value) for store in block_info(self.schedule, name).writes)
+        if not is_moved(self.schedule, name, anchor, MOST_COPIES if is_copy and block_info(self.schedule, name).is_spatial else inf):
             self.schedule_one(name)
 
     def _vectorize_inside(self, name: str, row: str, *, is_plain: bool = True) -> None:

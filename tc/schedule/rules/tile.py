@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from math import prod
+from math import inf, prod
 
 from tc.cost.typical import USUAL_DIM, typical
 from tc.errors import ScheduleError
@@ -148,15 +148,15 @@ def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:
 # -- places
 
 
-def is_moved(schedule: Schedule, block: str, loop: str) -> bool:
+def is_moved(schedule: Schedule, block: str, loop: str, most: float = inf) -> bool:
     """Compute a block inside a loop of its readers; False, and it stays, where that is not legal, or what it makes again grows with the
-    dims, as where all of it is made in each iteration."""
+    dims, as where all of it is made in each iteration, or is made more than `most` times as often as before."""
     before = _many_times(schedule, block)
 
     def move() -> str:
         schedule.compute_at(block, loop)
         after = _many_times(schedule, block)
-        if after[1] * before[0] >= MOST_GROWTH * after[0] * before[1]:
+        if after[1] * before[0] >= MOST_GROWTH * after[0] * before[1] or after[0] > most * before[0]:
             raise ScheduleError(f"{block} is made anew in each iteration of {loop}")
         return block
 
