@@ -327,8 +327,10 @@ class _Version:
 
     def _compute_at(self, name: str, anchor: str) -> None:
         """Compute a block where it is read, or apart: what is copied, as the padding of windows that overlap, is not copied many times."""
-        is_copy = not any(is_function(store.value) for store in block_info(self.schedule, name).writes)
-        if not is_moved(self.schedule, name, anchor, MOST_COPIES if is_copy and block_info(self.schedule, name).is_spatial else inf):
+        info = block_info(self.schedule, name)
+        is_copy = info.is_spatial and not any(is_function(store.value) for store in info.writes)
+        is_apart = _is_search(info) and not keeps_last_axis(info)  # whose lanes may be several rows
+        if is_apart or not is_moved(self.schedule, name, anchor, MOST_COPIES if is_copy else inf):
             self.schedule_one(name)
 
     def _vectorize_inside(self, name: str, row: str, *, is_plain: bool = True) -> None:
@@ -389,7 +391,8 @@ class _Version:
 
     def _are_short_rows(self, reductions: Sequence[BlockInfo]) -> bool:
         """Whether rows have so few terms that lanes had better be rows, as much is computed of each term."""
-        return any(map(_is_heavy, self.infos())) and all(map(_is_of_short_rows, reductions))
+        is_worth_it = any(map(_is_heavy, self.infos())) or any(map(_is_search, reductions))
+        return is_worth_it and all(map(_is_of_short_rows, reductions))
 
     def _has_short_columns(self, loops: list[str]) -> bool:
         """Whether the last axis of the result is shorter than a vector, and the one before it is not reduced either: the one reduction, of
