@@ -372,13 +372,23 @@ def _schedule_squares(schedule: Schedule, info: BlockInfo, loops: list[str], tar
 def _are_few_columns(info: BlockInfo, loops: list[str], extent: int, lanes: int) -> bool:
     """Whether rows are so short that vectors had better be columns: of few elements, or where it takes long to compute each. What chooses
     elements by data, or divides places, is no column."""
-    most = FUNCTION_COLUMNS if any(is_function(store.value) for store in info.writes) else COPIED_COLUMNS
-    if len(loops) < 2 or len(info.writes) != 1 or extent > max(LEAST_LANES - 1, min(MOST_COLUMNS, int(lanes * most))):
+    if len(loops) < 2 or len(info.writes) != 1:
+        return False
+    is_heavy = any(is_function(store.value) for store in info.writes)
+    most = FUNCTION_COLUMNS if is_heavy else COPIED_COLUMNS if _are_rows_dense(info, loops) else 0.0
+    if extent > max(LEAST_LANES - 1, min(MOST_COLUMNS, int(lanes * most))):
         return False
     accesses: list[Load | Store] = [*loads_of(info), *info.writes]
     indices = [index for access in accesses for index in access.indices]
     axes = {axis.var for axis in info.block.axes if {node.name for node in walk(axis.value) if isinstance(node, Var)} & set(loops[-2:])}
     return all(isinstance(index, Var) or (variables(index).isdisjoint(axes) and not reads_memory(index)) for index in indices)
+
+
+def _are_rows_dense(info: BlockInfo, loops: list[str]) -> bool:
+    """Whether what is read along the last two loops lies side by side."""
+    row, last = ([axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == loop] for loop in loops[-2:])
+    both = [load for load in loads_of(info) if variables(load) & set(row) and variables(load) & set(last)]
+    return all([*load.indices[-2:]] == [*row, *last] and load.buffer.shape[-1] == info.loops[-1].extent for load in both)
 
 
 def _loops_of_loads(info: BlockInfo) -> list[set[str]]:
@@ -410,6 +420,8 @@ def _schedule_turns(schedule: Schedule, info: BlockInfo, loops: list[str], targe
     if not 1 < turns <= MOST_COLUMNS:
         return False
     is_even = prove(equal(schedule.extent_of(loops[-1]) % turns, 0), facts_of_axes(schedule.func)) is True
+    if not is_even and extent is None:
+        return False
     lanes = min(lanes_for(info, target), 1 << (extent // turns).bit_length() - 1 if extent else MANY)
     if lanes < max(turns, LEAST_LANES) or not schedule.choose(info.name, "turns", (False, True), True, ordered=False):
         return False
