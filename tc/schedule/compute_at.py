@@ -84,12 +84,14 @@ def _check_producer(func: PrimFunc, place: Place, target: Place) -> Store:
     if target.stmt in place.path:
         raise ScheduleError(f"compute_at: block {block.name} is inside loop {target.loop.var.name} already")
     buffers = buffers_written(block)
-    others = [each for each in block_places(func) if each.block is not block]
-    read = [buffer for buffer in buffers if any(buffer in reads_at(each) for each in others)]
-    if (len(buffers) != 1 and len(read) != 1) or has_intrinsic(block):
+    read = list(buffers)
+    if len(buffers) > 1:
+        others = [each for each in block_places(func) if each.block is not block]
+        read = [buffer for buffer in buffers if any(buffer in reads_at(each) for each in others)]
+    if len(read) != 1 or has_intrinsic(block):
         raise ScheduleError(f"compute_at: block {block.name} must write one buffer that others read, it writes {len(read)}")
     stores = [node for node in walk(block.body) if isinstance(node, Store)]
-    store = next(each for each in stores if len(buffers) == 1 or each.buffer in read)
+    store = next(each for each in stores if each.buffer in read)
     for buffer in buffers:
         if buffer in func.buffers:
             raise ScheduleError(f"compute_at: block {block.name} writes the parameter {buffer.name}")

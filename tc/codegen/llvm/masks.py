@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Expr, Load, Lt, Select, Var, conjuncts, logical_not
-from tc.ir.loop import Alloc, For, If, LoopKind, Store
+from tc.ir.loop import Alloc, For, If, LoopKind, Stmt, Store, inner_statements
 from tc.ir.node import Node, children, walk
 
 SCOPES = ("register", "local")
@@ -26,19 +26,29 @@ def has_spare_lanes(alloc: Alloc, facts: Facts) -> bool:
     """
     if alloc.buffer.scope not in SCOPES:
         return False
-    inside, bounds = set[Expr](), set[Expr]()
-    for node in walk(alloc.body):
-        if isinstance(node, For):
-            inside.add(node.var)
-            facts = facts.with_range(node.var, node.extent)
+    if alloc.buffer.scope != "register" and not _has_guards(alloc.body):
+        return False
+    inside = {node.var for node in walk(alloc.body) if isinstance(node, For)}
+    bounds, places = set[Expr](), set[Expr]()
     for lane, indices, guards in _accesses(alloc.body, alloc, None, ()):
         bound = _bound(lane, indices[-1], guards) if lane is not None and indices else None
         if bound is None or not inside.isdisjoint(walk(bound)):
             return False
-        if alloc.buffer.scope != "register" and prove(indices[-1] < alloc.buffer.shape[-1], facts) is not True:
-            return False
         bounds.add(bound)
-    return len(bounds) == 1
+        places.add(indices[-1])
+    return len(bounds) == 1 and (alloc.buffer.scope == "register" or _are_there(alloc, places, facts))
+
+
+def _has_guards(stmt: Stmt) -> bool:
+    return isinstance(stmt, If) or any(map(_has_guards, inner_statements(stmt)))
+
+
+def _are_there(alloc: Alloc, places: set[Expr], facts: Facts) -> bool:
+    """Whether the last index of a buffer is within it in all lanes."""
+    for node in walk(alloc.body):
+        if isinstance(node, For):
+            facts = facts.with_range(node.var, node.extent)
+    return all(prove(place < alloc.buffer.shape[-1], facts) is True for place in places)
 
 
 def _accesses(

@@ -353,7 +353,9 @@ def _columns_in_parts(schedule: Schedule, name: str, depth: list[str], others: l
     """Chains of a few terms, trees over `FAN` of their sums where these are made, and trees over those in turn."""
     parts = cut(schedule, depth, others, CHAIN, CHAIN, 1, most=2)
     if _extent(schedule, [parts]) > FAN:
-        parts, fan = schedule.split(parts, _even_part(extent_value(schedule, parts), FAN, 1))
+        count = extent_value(schedule, parts)
+        even = _even_part(count, FAN, 1)
+        parts, fan = schedule.split(parts, even if count is not None and count // even <= FAN else FAN)
         part = schedule.rfactor(name, parts)
         chain = schedule.rfactor(part, fan)
         schedule.compute_at(chain, _vectors_of_part(schedule, part, lanes))

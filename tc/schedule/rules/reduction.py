@@ -8,7 +8,7 @@ from functools import partial
 from math import inf, prod
 
 from tc.errors import ScheduleError
-from tc.ir.expr import Buffer, Const, Expr, FloorDiv, FloorMod, Load, Var, is_const
+from tc.ir.expr import Buffer, Const, Expr, FloorDiv, FloorMod, Load, Select, Var, is_const
 from tc.ir.loop import LoopKind
 from tc.ir.node import children, walk
 from tc.ir.polynomial import polynomial
@@ -17,7 +17,6 @@ from tc.schedule.analysis import BlockInfo, block_infos, consumers
 from tc.schedule.rules.common import (
     extent_value,
     is_chain,
-    is_function,
     is_heavy,
     is_large,
     known_product,
@@ -273,8 +272,8 @@ class _Version:
         inner = known_product(schedule, loops[rows:], 256) if rows < len(loops) else 256 if self._is_uneven() else 64
         row = set_parallel(schedule, final, loops[:rows], max(inner * 8, self._most_terms()))
         assert row is not None
-        for name in [info.name for info in reversed(self.infos()) if info.name != final]:
-            self._compute_at(name, row)
+        for info in [info for info in reversed(self.infos()) if info.name != final]:
+            self._compute_at(info, row)
         inside = [info for info in self.infos() if row in schedule.loops_of(info.name)]
         computed = self._computed_where_reduced(inside, row)
         for info in inside:
@@ -325,13 +324,12 @@ class _Version:
         anchor = reader.loops[-few].var.name
         return anchor if is_moved(self.schedule, name, anchor) else None
 
-    def _compute_at(self, name: str, anchor: str) -> None:
+    def _compute_at(self, info: BlockInfo, anchor: str) -> None:
         """Compute a block where it is read, or apart: what is copied, as the padding of windows that overlap, is not copied many times."""
-        info = block_info(self.schedule, name)
-        is_copy = info.is_spatial and not any(is_function(store.value) for store in info.writes)
+        is_copy = info.is_spatial and all(isinstance(store.value, (Load, Select)) for store in info.writes)
         is_apart = _is_search(info) and not keeps_last_axis(info)  # whose lanes may be several rows
-        if is_apart or not is_moved(self.schedule, name, anchor, MOST_COPIES if is_copy else inf):
-            self.schedule_one(name)
+        if is_apart or not is_moved(self.schedule, info.name, anchor, MOST_COPIES if is_copy else inf):
+            self.schedule_one(info.name)
 
     def _vectorize_inside(self, name: str, row: str, *, is_plain: bool = True) -> None:
         """Vectorize one stage of a row. `is_plain`: what reductions read is computed before."""
@@ -373,8 +371,8 @@ class _Version:
         anchor = self._shared(final, lead, found, extent, max(256 if self._is_uneven() else 16, self._most_terms()))
         if anchor is None:
             return None
-        for name in [info.name for info in reversed(self.infos()) if info.name != final]:
-            self._compute_at(name, anchor)
+        for info in [info for info in reversed(self.infos()) if info.name != final]:
+            self._compute_at(info, anchor)
         vectorize_tile(schedule, columns.inside, lanes)
         for each in self.infos():
             if each.name != final and anchor in schedule.loops_of(each.name):
@@ -391,8 +389,7 @@ class _Version:
 
     def _are_short_rows(self, reductions: Sequence[BlockInfo]) -> bool:
         """Whether rows have so few terms that lanes had better be rows, as much is computed of each term."""
-        is_worth_it = any(map(_is_heavy, self.infos())) or any(map(_is_search, reductions))
-        return is_worth_it and all(map(_is_of_short_rows, reductions))
+        return any(map(_is_heavy, self.infos())) and all(map(_is_of_short_rows, reductions))
 
     def _has_short_columns(self, loops: list[str]) -> bool:
         """Whether the last axis of the result is shorter than a vector, and the one before it is not reduced either: the one reduction, of
