@@ -25,6 +25,9 @@ NAMES = string.ascii_letters
 USUAL_DIM = 64
 """What a dim that is not known is taken to be where it is chosen which operands come first."""
 
+Pair = tuple[int, int, Letters]
+"""Two of the operands that are left, and the letters of what is made of them, in the place of the first."""
+
 
 @onnx_op("Einsum")
 def import_einsum(n: NodeContext) -> NodeResult:
@@ -35,15 +38,14 @@ def import_einsum(n: NodeContext) -> NodeResult:
     if len(values) > 2 and all(value.dtype.bits >= 32 for value in values):
         pairs = _pairs(values, terms, result)
         if pairs is not None:
-            return _in_pairs(n, values, terms, result, pairs)
+            return _in_pairs(n, values, terms, pairs)
     found = _as_matrices(n, values, terms, result) if len(values) == 2 else None
     return n.call("einsum", *values, equation=equation) if found is None else _matmul(n, found)
 
 
-def _pairs(values: Sequence[ModelValue], terms: Sequence[Letters], result: Letters) -> list[tuple[int, int]] | None:
-    """Which two of the operands that are left are taken next, what is made of them being in the place of the first: those with the fewest
-    products, of equal ones those that leave least. None where no two are a product of matrices, or there are more products than of all at
-    once."""
+def _pairs(values: Sequence[ModelValue], terms: Sequence[Letters], result: Letters) -> list[Pair] | None:
+    """Which two of the operands that are left are taken next: those with the fewest products, of equal ones those that leave least.
+    None where no two are a product of matrices, or there are more products than of all at once."""
     sizes = {
         letter: int(dim.value) if isinstance(dim, Const) else USUAL_DIM
         for value, term in zip(values, terms, strict=True)
@@ -55,17 +57,18 @@ def _pairs(values: Sequence[ModelValue], terms: Sequence[Letters], result: Lette
 
     if any(len(set(term)) < len(term) for term in terms) or len(sizes) > len(NAMES):
         return None
-    left, pairs, products, is_matrix = list(terms), list[tuple[int, int]](), 0, False
+    left, pairs, products, is_matrix = list(terms), list[Pair](), 0, False
 
     def cost(two: tuple[int, int]) -> tuple[int, int]:
         return count(chain.from_iterable(left[k] for k in two)), count(_kept(left, *two, result))
 
     while len(left) > 1:
         i, j = min(combinations(range(len(left)), 2), key=cost)
+        kept = result if len(left) == 2 else _kept(left, i, j, result)
         products += count([*left[i], *left[j]])
-        is_matrix |= _is_matrix(left[i], left[j], _kept(left, i, j, result))
-        left = [_kept(left, i, j, result) if k == i else term for k, term in enumerate(left) if k != j]
-        pairs.append((i, j))
+        is_matrix |= _is_matrix(left[i], left[j], kept)
+        left = [kept if k == i else term for k, term in enumerate(left) if k != j]
+        pairs.append((i, j, kept))
     return pairs if is_matrix and products <= 2 * count(sizes) else None
 
 
@@ -81,16 +84,13 @@ def _is_matrix(a: Letters, b: Letters, kept: Letters) -> bool:
     return bool(set(a) - set(b) and set(b) - set(a) and (set(a) & set(b)) - set(kept))
 
 
-def _in_pairs(
-    n: NodeContext, values: Sequence[ModelValue], terms: Sequence[Letters], result: Letters, pairs: Sequence[tuple[int, int]]
-) -> ModelValue:
+def _in_pairs(n: NodeContext, values: Sequence[ModelValue], terms: Sequence[Letters], pairs: Sequence[Pair]) -> ModelValue:
     left, names = list(zip(values, terms, strict=True)), dict(zip(dict.fromkeys(letter for term in terms for letter in term), NAMES))
 
     def text(letters: Letters) -> str:
         return "".join(names[letter] for letter in letters)
 
-    for i, j in pairs:
-        kept = result if len(left) == 2 else _kept([term for _, term in left], i, j, result)
+    for i, j, kept in pairs:
         (lhs, a), (rhs, b) = left[i], left[j]
         found = _as_matrices(n, [lhs, rhs], [a, b], kept)
         made = n.call("einsum", lhs, rhs, equation=f"{text(a)},{text(b)}->{text(kept)}") if found is None else _matmul(n, found)

@@ -298,7 +298,7 @@ GRAPH_RULES = (
         "a square root, as such",
         op("pow", any_("x"), const_("c"), name="pow"),
         lambda b, m: b.call("sqrt", m.x),
-        when=lambda m: _is_power(m, 0.5),
+        when=lambda m: _is_power(m, 0.5) and m.type_of("x").dtype is f32,
         example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(0.5))),
         inexact=True,
     ),
@@ -314,7 +314,7 @@ GRAPH_RULES = (
         "the reciprocal of a square root, as a quotient",
         op("pow", any_("x"), const_("c"), name="pow"),
         lambda b, m: b.call("abs", _reciprocal(b, m, b.call("sqrt", m.x))),  # infinity for either zero
-        when=lambda m: _is_power(m, -0.5),
+        when=lambda m: _is_power(m, -0.5) and m.type_of("x").dtype is f32,
         example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(-0.5))),
         inexact=True,
     ),
