@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +26,7 @@ import onnx
 import tc
 from benchmarks import kernel_report, kernels, native_kernels, zoo
 from benchmarks.kernel_report import KernelRow
+from benchmarks.processes import each_apart
 from benchmarks.report import describe_machine
 from benchmarks.run import fix_input_dims
 from tc.measure.harness import Plan, Ratio, Step, time_interleaved
@@ -380,24 +378,9 @@ def jobs_of(table: str, seed: int | None = None) -> list[str]:
 
 
 def measure_table(table: str, names: Sequence[str], threads: int, plan: Plan) -> Iterator[list[KernelRow]]:
-    """The rows of each job, measured in one process apart; a job that kills it costs its own row alone."""
-    pool = _new_process()
-    try:
-        for name in names:
-            try:
-                yield pool.submit(measure_job, table, name, threads, plan).result()
-            except BrokenProcessPool:
-                pool.shutdown()
-                pool = _new_process()
-                yield [_failed(table, name, threads, "the measuring process died")]
-            except Exception as failure:  # what a program raises is its row's result, not the end of the table
-                yield [_failed(table, name, threads, f"{type(failure).__name__}: {str(failure)[:200]}")]
-    finally:
-        pool.shutdown()
-
-
-def _new_process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+    """The rows of each job, measured in a process apart."""
+    measure = functools.partial(measure_job, table, threads=threads, plan=plan)
+    return each_apart(measure, names, lambda name, problem: [_failed(table, name, threads, problem)])
 
 
 def _failed(table: str, name: str, threads: int, problem: str) -> KernelRow:

@@ -7,6 +7,7 @@ back to where it was before the row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tc.fuzz.evaluate import Failed, Unstable, has_onnxruntime, is_float, step
+from tc.fuzz.evaluate import EvaluationStep, Failed, Unstable, has_onnxruntime, is_float, step
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
@@ -58,6 +59,7 @@ class Style:
     symbols: int = 4  # how many symbols at most
     check_indices: bool = False  # index operands are inputs of the model, to be spoilt later
     most_elements: int = 6000  # of a result
+    scale: float = 1.0  # tensors have about so many times the elements that are enough to find wrong numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +147,19 @@ class Builder:
         """From lo to hi, both included."""
         return int(self.rng.integers(lo, hi + 1))
 
+    def log_uniform(self, lo: int, hi: int) -> int:
+        """From lo to hi, as likely below as above their geometric mean."""
+        return round(math.exp(self.rng.uniform(math.log(lo), math.log(hi))))
+
+    def extent(self, lo: int, hi: int) -> int:
+        """From lo to hi; in a model of a larger scale, to as many times more as two dims that large take."""
+        return self.integer(lo, hi) if self.style.scale <= 1 else self.log_uniform(lo, round(hi * math.sqrt(self.style.scale)))
+
+    def extent_of(self, options: Sequence[int]) -> int:
+        """One of `options`; in a model of a larger scale, so many times a power of two that two dims so large have that scale."""
+        times = self.log_uniform(1, round(math.sqrt(self.style.scale))) if self.style.scale > 1 else 1
+        return int(self.choose(options)) << (times.bit_length() - 1)
+
     def axis(self, rank: int, *, negative: bool = True) -> int:
         """An axis of a tensor of `rank`, at times counted from the end."""
         if rank == 0:
@@ -167,6 +182,8 @@ class Builder:
             return 0
         if r < self.style.p_zero + self.style.p_one:
             return 1
+        if self.style.scale > 1:
+            return self.log_uniform(2, 512)
         if r < 0.9:
             return self.integer(2, 6)
         return int(self.choose((7, 8, 9, 11, 15, 16, 17, 19, 32, 33)))
@@ -174,8 +191,15 @@ class Builder:
     def shape(self, rank: int | None = None, most: int = 1500) -> tuple[int, ...]:
         """A random shape of at most `most` elements."""
         rank = self.integer(0, 4) if rank is None else rank
-        dims = [self.dim() for _ in range(rank)]
-        while np.prod(dims, dtype=np.int64) > most:
+        return self._scaled([self.dim() for _ in range(rank)], most)
+
+    def _scaled(self, dims: list[int], most: int) -> tuple[int, ...]:
+        """`dims`, halved until they have at most `most` elements, in a model of a larger scale so many times as many, and not far less."""
+        scale = self.style.scale
+        while dims and scale > 1 and 0 < np.prod(dims, dtype=np.int64) < most * scale / 16:
+            at = self.integer(0, len(dims) - 1)
+            dims[at] = 2 * dims[at] + self.integer(0, 1)
+        while np.prod(dims, dtype=np.int64) > most * scale:
             at = int(np.argmax(dims))
             dims[at] = max(1, dims[at] // 2)
         return tuple(dims)
@@ -364,7 +388,7 @@ class Builder:
     def image(self, dtypes: Iterable[np.dtype], rank: int, most: int = 1500) -> Held:
         """A value of shape (batch, channels, spatial dims ...), of `rank`."""
         dtypes = tuple(dtypes)
-        known = [h for h in self.pool if h.dtype in dtypes and h.rank == rank and h.array.size <= 3000]
+        known = [h for h in self.pool if h.dtype in dtypes and h.rank == rank and h.array.size <= 3000 * self.style.scale]
         if known and self.chance(0.7):
             return self.recent(known)
         dims = [
@@ -374,11 +398,11 @@ class Builder:
         ]
         if self.chance(self.style.p_zero):
             dims[self.integer(0, rank - 1)] = 0
+        if self.style.scale > 1:
+            dims[1:] = [self.log_uniform(1, 256), *(self.log_uniform(5, 128) for _ in dims[2:])]
         if rank == 4 and self.chance(0.3):
             dims[3] = dims[2]
-        while np.prod(dims) > most:
-            dims[int(np.argmax(dims))] //= 2
-        return self.data(self.dtype(dtypes), dims)
+        return self.data(self.dtype(dtypes), self._scaled(dims, most))
 
     def parameter(
         self, values: Any, dtype: np.dtype = I64, *, kind: str = "fixed", p_runtime: float | None = None
@@ -440,7 +464,7 @@ class Builder:
         shared = self.shared
         by_both = self._native(node) and node.domain != MICROSOFT
         try:
-            done = step(node, shared.values, shared.errors, self.imports([node]), self.ir_version, both=by_both)
+            done = self.evaluate(node, by_both)
         except (Failed, Unstable) as error:
             raise Rejected(f"{node.op_type}: {error}") from error
         if (
@@ -465,6 +489,10 @@ class Builder:
                 held.append(Held(name, np.empty(0)))
         self.nodes.append(node)
         return held
+
+    def evaluate(self, node: onnx.NodeProto, both: bool) -> EvaluationStep:
+        """The node's results by the oracles, and how far off another implementation may be. Raises Failed and Unstable."""
+        return step(node, self.shared.values, self.shared.errors, self.imports([node]), self.ir_version, both=both)
 
     def _native(self, node: onnx.NodeProto) -> bool:
         known = (self.shared.values.get(name) for name in node.input)

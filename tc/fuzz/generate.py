@@ -123,11 +123,12 @@ def grow(b: Builder, count: int, table: tuple[Row, ...] | None = None) -> None:
     while added < count and attempts < 12 * (count + 1):
         attempts += 1
         row = rows[int(b.rng.choice(len(rows), p=weights))]
-        if _try(b, row):
+        if try_row(b, row):
             added += 1
 
 
-def _try(b: Builder, row: Row) -> bool:
+def try_row(b: Builder, row: Row) -> bool:
+    """Add one use of a row's operator; False, and nothing added, where the draw comes to nothing."""
     state = b.state()
     try:
         row.draw(b)

@@ -75,6 +75,26 @@ def test_phases_of_fewer_taps_are_convolutions_of_their_own(kernel: tuple[int, .
     np.testing.assert_allclose(found, transposed(x.astype(np.float64), w.astype(np.float64), attrs), rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads", "taps"), [(4, 2, (1, 1), 2), (16, 8, (4, 4), 2), (8, 4, (2, 1), 2), (4, 4, (3, 0), 1), (5, 2, (2, 2), 3)]
+)
+@pytest.mark.parametrize("channels", [3, 16])
+def test_the_first_phase_is_one_that_leaves_the_fewest_taps(
+    kernel: int, stride: int, pads: tuple[int, int], taps: int, channels: int
+) -> None:
+    # From the first element on, phases of 4 taps and a pad of 1 had 3 places for their 2, so that 9 products of an image stood for 4.
+    rng = np.random.default_rng(0)
+    w, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((20, channels, kernel), (2, 20, 9)))
+    attrs = {"strides": [stride], "pads": list(pads)}
+    model = make_model([node("ConvTranspose", "x w", "y", **attrs)], {"x": (np.float32, ("n", 20, "s"))}, ["y"], {"w": w})
+
+    split = run_pipeline(load_model(model).module, SIMPLIFY + SPLIT, {"block": 16})
+
+    assert max(c.value.shape[-1] for c in constants_of(split.main) if c.value.ndim == 3) == taps
+    found = tc.compile(model, threads=1)(x)
+    np.testing.assert_allclose(found, transposed(x.astype(np.float64), w.astype(np.float64), attrs), rtol=0, atol=1e-3)
+
+
 def test_taps_that_a_phase_lacks_are_none_where_it_is_apart() -> None:
     w, x = np.ones((4, 3, 3, 3), np.float32), np.full((1, 4, 3, 3), np.inf, np.float32)
     model = make_model([node("ConvTranspose", "x w", "y", strides=[2, 2])], {"x": (np.float32, x.shape)}, ["y"], {"w": w})

@@ -21,7 +21,7 @@ def _numbers(b: Builder, count: int) -> list[float]:
 def _table(b: Builder) -> Held:
     """Rows of a few features."""
     return (
-        b.data(F32, (b.dim(), b.integer(1, 6)))
+        b.data(F32, (b.dim(), b.extent(1, 6)))
         if b.chance(0.7)
         else b.pick((F32,), rank=2, where=lambda h: h.shape[1] > 0)
     )
@@ -42,7 +42,7 @@ def imputer(b: Builder) -> None:
 
 def array_feature_extractor(b: Builder) -> None:
     x = _table(b)
-    chosen = b.parameter(b.rng.integers(0, x.shape[1], b.integer(1, 4)), kind="index")
+    chosen = b.parameter(b.rng.integers(0, x.shape[1], b.extent(1, 4)), kind="index")
     b.emit("ArrayFeatureExtractor", [x, chosen], domain=LEARNING)
 
 
@@ -69,7 +69,7 @@ def feature_vectorizer(b: Builder) -> None:
 
 
 def linear_regressor(b: Builder) -> None:
-    x, targets = _table(b), b.integer(1, 3)
+    x, targets = _table(b), b.extent(1, 3)
     attrs: dict[str, Any] = {"coefficients": _numbers(b, targets * x.shape[1]), "targets": targets}
     if b.chance(0.6):
         attrs["intercepts"] = _numbers(b, targets)
@@ -77,7 +77,7 @@ def linear_regressor(b: Builder) -> None:
 
 
 def svm_regressor(b: Builder) -> None:
-    x, count = _table(b), b.integer(1, 5)
+    x, count = _table(b), b.extent(1, 5)
     attrs: dict[str, Any] = {
         "kernel_type": b.choose(("LINEAR", "POLY", "RBF", "SIGMOID")),
         "kernel_params": [0.25, 0.5, 2.0],
@@ -91,7 +91,7 @@ def svm_regressor(b: Builder) -> None:
 
 def trees(b: Builder) -> None:
     """Thresholds lie between the numbers that features have, so that no rounding decides a branch."""
-    features, targets = b.integer(1, 5), b.integer(1, 3)
+    features, targets = b.extent(1, 5), b.integer(1, 3)
     x = b.data(F32, (b.dim(), features))
     nodes: dict[str, list[Any]] = {
         name: [] for name in ("treeids", "nodeids", "modes", "featureids", "values", "truenodeids", "falsenodeids")
@@ -178,7 +178,7 @@ def skip_norm(b: Builder) -> None:
 
 
 def fused_matmul(b: Builder) -> None:
-    m, k, n = (b.integer(1, 6) for _ in range(3))
+    m, k, n = (b.extent(1, 6) for _ in range(3))
     batch = tuple(b.shape(b.integer(0, 2), most=3))
     left, right = b.integer(0, 1), b.integer(0, 1)
     x = b.finite(b.data(F32, (*batch, k, m) if left else (*batch, m, k)))
@@ -188,7 +188,7 @@ def fused_matmul(b: Builder) -> None:
 
 def fused_conv(b: Builder) -> None:
     x = b.finite(b.image((F32,), 4, most=500))
-    out = b.integer(1, 4)
+    out = b.extent(1, 4)
     w = b.weights(F32, (out, x.shape[1], b.choose((1, 3)), 1))
     kind = b.choose(("Relu", "Sigmoid", "Tanh"))
     b.emit(
@@ -202,7 +202,7 @@ def fused_conv(b: Builder) -> None:
 
 def multi_head_attention(b: Builder) -> None:
     heads, batch, size = b.integer(1, 3), b.integer(1, 2), b.choose((1, 2, 4))
-    q, k = b.integer(1, 4), b.integer(1, 5)
+    q, k = b.extent(1, 4), b.extent(1, 5)
     width = heads * size
     inputs = [b.finite(b.data(F32, (batch, n, width))) for n in (q, k, k)]
     b.emit("MultiHeadAttention", inputs, domain=MICROSOFT, num_heads=heads)
@@ -219,7 +219,7 @@ def quantized_arithmetic(b: Builder) -> None:
 
 def integer_product_to_float(b: Builder) -> None:
     left, right = U8, b.choose((U8, I8))
-    m, k, n = (b.integer(1, 7) for _ in range(3))
+    m, k, n = (b.extent(1, 7) for _ in range(3))
     x = bytes_like(b, left, (m, k))
     # seven bits: with eight, sums saturate in onnxruntime where the processor has no exact instruction
     y = b.fresh(
@@ -238,9 +238,9 @@ def integer_product_to_float(b: Builder) -> None:
 
 
 def product_of_few_bits(b: Builder) -> None:
-    k, n, block = b.choose((16, 32, 48, 70)), b.integer(1, 9), b.choose((16, 32))
+    k, n, block = b.choose((16, 32, 48, 70)), b.extent(1, 9), b.choose((16, 32))
     blocks = -(-k // block)
-    x = b.finite(b.data(F32, (*b.shape(b.integer(0, 1), most=3), b.integer(1, 6), k)))
+    x = b.finite(b.data(F32, (*b.shape(b.integer(0, 1), most=3), b.extent(1, 6), k)))
     packed = b.constant(b.rng.integers(0, 256, (n, blocks, block // 2)).astype(np.uint8))
     scales = b.constant((b.rng.integers(1, 5, n * blocks) / 4).astype(np.float32))
     zeros = b.constant(b.rng.integers(0, 256, n * (-(-blocks // 2))).astype(np.uint8)) if b.chance(0.5) else None

@@ -94,7 +94,7 @@ def scatter_nd(b: Builder) -> None:
 
 
 def one_hot(b: Builder) -> None:
-    depth = b.integer(1, 8)
+    depth = b.extent(1, 8)
     index = b.parameter(
         b.rng.integers(-depth, depth + 2 if b.chance(0.3) else depth, b.shape(b.integer(0, 3), most=50)),
         b.choose((I64, I32, F32)),
@@ -153,7 +153,7 @@ def top_k(b: Builder) -> None:
 
 
 def non_max_suppression(b: Builder) -> None:
-    batches, boxes, classes = b.integer(1, 2), b.integer(1, 9), b.integer(1, 3)
+    batches, boxes, classes = b.integer(1, 2), b.extent(1, 9), b.extent(1, 3)
     corners = b.rng.integers(0, 16, (batches, boxes, 2, 2)) / 4
     box = np.concatenate([corners.min(2), corners.max(2) + 0.5], -1).astype(np.float32)
     scores = (b.rng.permutation(batches * boxes * classes).reshape(batches, classes, boxes) / 64).astype(np.float32)
@@ -188,7 +188,7 @@ def tensor_scatter(b: Builder) -> None:
 
 def embedding(b: Builder) -> None:
     """Rows of a table, by indices of two dims: what nearly every language model begins with."""
-    table = b.data(b.dtype(FLOATS), (b.integer(2, 20), b.integer(1, 17)))
+    table = b.data(b.dtype(FLOATS), (b.extent(2, 20), b.extent(1, 17)))
     b.emit("Gather", [table, indices(b, table.shape[0], b.shape(2, most=40))])
 
 

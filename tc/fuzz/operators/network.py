@@ -119,7 +119,7 @@ def lrn(b: Builder) -> None:
 
 def recurrent(op: str, gates: int) -> Row:
     def draw(b: Builder) -> None:
-        length, batch, width, hidden = b.integer(1, 5), b.choose((1, 2, 3)), b.integer(1, 6), b.choose((1, 2, 4, 5, 8))
+        length, batch, width, hidden = b.extent(1, 5), b.choose((1, 2, 3)), b.extent(1, 6), b.extent_of((1, 2, 4, 5, 8))
         direction = b.choose(("forward", "reverse", "bidirectional"))
         ways = 2 if direction == "bidirectional" else 1
         x = b.reshaped((F32,), (length, batch, width))
@@ -145,10 +145,10 @@ def recurrent(op: str, gates: int) -> Row:
 
 
 def attention(b: Builder) -> None:
-    batch, heads, length, width = b.integer(1, 2), b.choose((1, 2, 4)), b.integer(1, 5), b.choose((2, 4, 8))
+    batch, heads, length, width = b.integer(1, 2), b.choose((1, 2, 4)), b.extent(1, 5), b.extent_of((2, 4, 8))
     kv_heads = b.choose([g for g in (1, 2, 4) if heads % g == 0])
     past = b.integer(1, 3) if b.chance(0.3) else 0
-    keys = b.integer(1, 6)
+    keys = b.extent(1, 6)
     dtype = b.choose((F32, F32, F16))
     attrs: dict[str, Any] = {}
     if b.chance(0.5):
@@ -170,7 +170,7 @@ def attention(b: Builder) -> None:
 
 def attention_by_hand(b: Builder) -> None:
     """Softmax(Q K^T * s) V as exporters write it."""
-    batch, q, k, d = b.integer(1, 3), b.choose((1, 3, 16, 17)), b.choose((1, 4, 17)), b.choose((1, 4, 8))
+    batch, q, k, d = b.integer(1, 3), b.extent_of((1, 3, 16, 17)), b.extent_of((1, 4, 17)), b.extent_of((1, 4, 8))
     query, key, value = b.data(F32, (batch, q, d)), b.data(F32, (batch, k, d)), b.data(F32, (batch, k, d))
     scores = b.emit("MatMul", [query, b.emit("Transpose", [key], perm=[0, 2, 1])[0]])[0]
     scaled = b.emit("Mul", [scores, b.constant(np.array(0.5, np.float32))])[0]
@@ -181,7 +181,7 @@ def attention_by_hand(b: Builder) -> None:
 
 
 def rotary(b: Builder) -> None:
-    batch, heads, length, width = b.integer(1, 2), b.integer(1, 3), b.integer(1, 5), b.choose((2, 4, 8))
+    batch, heads, length, width = b.integer(1, 2), b.extent(1, 3), b.extent(1, 5), b.extent_of((2, 4, 8))
     cached = b.integer(length, 8)
     caches = [b.data(F32, (cached, width // 2)) for _ in range(2)]
     positions = b.parameter(b.rng.integers(0, cached, (batch, length)), kind="index")
@@ -191,7 +191,7 @@ def rotary(b: Builder) -> None:
 
 def loss(op: str) -> Row:
     def draw(b: Builder) -> None:
-        shape = (b.integer(1, 3), b.integer(2, 5), *b.shape(b.integer(0, 2), most=12))
+        shape = (b.extent(1, 3), b.extent(2, 5), *b.shape(b.integer(0, 2), most=12))
         if 0 in shape:
             raise Rejected("no samples")
         x = b.reshaped((F32,), shape)
@@ -208,7 +208,7 @@ def loss(op: str) -> Row:
 
 
 def dft(b: Builder) -> None:
-    shape = (b.integer(1, 2), b.integer(2, 9), b.integer(1, 4), b.choose((1, 2)))
+    shape = (b.integer(1, 2), b.extent(2, 9), b.extent(1, 4), b.choose((1, 2)))
     x = b.reshaped((F32,), shape)
     axis = b.integer(1, 2)
     attrs: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def dft(b: Builder) -> None:
 
 def stft(b: Builder) -> None:
     frame, step = b.integer(2, 8), b.integer(1, 4)
-    x = b.reshaped((F32,), (b.integer(1, 2), b.integer(frame, 24), 1))
+    x = b.reshaped((F32,), (b.integer(1, 2), b.extent(frame, 24), 1))
     tail = b.data(F32, (frame,))
     b.emit(
         "STFT",

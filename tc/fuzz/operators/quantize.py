@@ -94,9 +94,9 @@ def qlinear_matmul(b: Builder) -> None:
 
 
 def conv_shapes(b: Builder) -> tuple[Held, Held, dict[str, Any], int]:
-    n, h, w = b.integer(1, 2), b.integer(1, 7), b.integer(1, 7)
+    n, h, w = b.integer(1, 2), b.extent(1, 7), b.extent(1, 7)
     group = b.choose((1, 1, 2))
-    c, m = group * b.integer(1, 3), group * b.integer(1, 3)
+    c, m = group * b.extent(1, 3), group * b.extent(1, 3)
     kernel, attrs = window(b, (h, w), auto=False)
     x = bytes_like(b, b.choose((U8, I8)), (n, c, h, w))
     weights = bytes_like(b, x.dtype if x.dtype == I8 else b.choose((U8, I8)), (m, c // group, *kernel), "weights")

@@ -85,7 +85,7 @@ def conv_transpose(b: Builder) -> None:
         attrs["group"] = group
     if b.chance(0.5):
         attrs["kernel_shape"] = kernel
-    outputs = b.integer(1, 3)
+    outputs = b.extent(1, 3)
     bias = b.weights(x.dtype, (outputs * group,)) if b.chance(0.4) else None
     b.emit("ConvTranspose", [x, b.weights(x.dtype, (x.shape[1], outputs, *kernel)), bias], **attrs)
 
@@ -127,7 +127,7 @@ def global_pool(op: str) -> Row:
 
 
 def max_unpool(b: Builder) -> None:
-    x = b.finite(b.data(F32, (b.integer(1, 2), b.integer(1, 3), 2 * b.integer(1, 4), 2 * b.integer(1, 4))))  # no NaN
+    x = b.finite(b.data(F32, (b.integer(1, 2), b.extent(1, 3), 2 * b.extent(1, 4), 2 * b.extent(1, 4))))  # no NaN
     values, places = b.emit("MaxPool", [x], 2, kernel_shape=[2, 2], strides=[2, 2])
     if b.style.check_indices:
         places = b.input(places.array, "index")
@@ -191,7 +191,7 @@ def resize(b: Builder) -> None:
 
 def grid_sample(b: Builder) -> None:
     x = b.image((F32,), 4, most=500)
-    grid = b.finite(b.data(F32, (x.shape[0], b.integer(1, 5), b.integer(1, 5), 2)))  # onnxruntime makes integers of NaN
+    grid = b.finite(b.data(F32, (x.shape[0], b.extent(1, 5), b.extent(1, 5), 2)))  # onnxruntime makes integers of NaN
     scaled = b.emit("Mul", [grid, b.constant(np.array(0.4, np.float32))])[0]
     modes = ("linear", "nearest", "cubic") if b.since(20) else ("bilinear", "nearest", "bicubic")
     attrs: dict[str, Any] = {"mode": b.choose(modes)} if b.chance(0.8) else {}
@@ -203,7 +203,7 @@ def grid_sample(b: Builder) -> None:
 def affine_grid(b: Builder) -> None:
     batch = b.integer(1, 3)
     n = b.choose((2, 2, 3))
-    size = [batch, b.integer(1, 3), *(b.integer(1, 5) for _ in range(n))]
+    size = [batch, b.extent(1, 3), *(b.extent(1, 5) for _ in range(n))]
     b.emit(
         "AffineGrid",
         [b.data(F32, (batch, n, n + 1)), b.parameter(size)],
@@ -213,7 +213,7 @@ def affine_grid(b: Builder) -> None:
 
 def roi_align(b: Builder) -> None:
     x = b.finite(b.image((F32,), 4, most=500))  # which samples have a weight of zero, by which infinity is multiplied, each knows otherwise
-    count = b.integer(1, 4)
+    count = b.extent(1, 4)
     corner = b.rng.integers(0, 8, (count, 2)) / 2
     rois = np.concatenate([corner, corner + b.rng.integers(1, 8, (count, 2)) / 2], 1).astype(np.float32)
     batches = b.parameter(b.rng.integers(0, x.shape[0], count), kind="index")
@@ -231,7 +231,7 @@ def roi_align(b: Builder) -> None:
 
 def max_roi_pool(b: Builder) -> None:
     x = b.finite(b.image((F32,), 4, most=500))  # onnxruntime forgets NaN when a number follows
-    count = b.integer(1, 3)
+    count = b.extent(1, 3)
     corner = b.rng.integers(0, 3, (count, 2))
     rois = np.concatenate(
         [b.rng.integers(0, x.shape[0], (count, 1)), corner, corner + b.rng.integers(1, 4, (count, 2))], 1
@@ -241,21 +241,21 @@ def max_roi_pool(b: Builder) -> None:
 
 def deform_conv(b: Builder) -> None:
     groups, parts = b.choose((1, 1, 2, 3)), b.choose((1, 1, 2, 4))
-    n, c, h, w = b.integer(1, 2), math.lcm(groups, parts) * b.integer(1, 3), b.integer(3, 6), b.integer(3, 6)
+    n, c, h, w = b.integer(1, 2), math.lcm(groups, parts) * b.extent(1, 3), b.extent(3, 6), b.extent(3, 6)
     kh, kw, sh, sw, pad = b.integer(1, 3), b.integer(1, 3), b.integer(1, 2), b.integer(1, 2), b.integer(0, 1)
     out = ((h + 2 * pad - kh) // sh + 1, (w + 2 * pad - kw) // sw + 1)
     offset = b.finite(b.data(F32, (n, 2 * parts * kh * kw, *out)))  # nowhere is said where NaN is
     mask = b.data(F32, (n, parts * kh * kw, *out)) if b.chance(0.4) else None
-    weight = b.weights(F32, (groups * b.integer(1, 3), c // groups, kh, kw))
+    weight = b.weights(F32, (groups * b.extent(1, 3), c // groups, kh, kw))
     bias = b.weights(F32, (weight.shape[0],)) if b.chance(0.5) or mask is not None else None
     attrs = {"group": groups, "offset_group": parts, "strides": [sh, sw], "pads": [pad] * 4}
     b.emit("DeformConv", [b.data(F32, (n, c, h, w)), weight, offset, bias, mask], **attrs)
 
 
 def col2im(b: Builder) -> None:
-    h, w, kh, kw = b.integer(2, 6), b.integer(2, 6), b.integer(1, 2), b.integer(1, 2)
+    h, w, kh, kw = b.extent(2, 6), b.extent(2, 6), b.integer(1, 2), b.integer(1, 2)
     blocks = (h - kh + 1) * (w - kw + 1)
-    x = b.reshaped((F32,), (b.integer(1, 2), b.integer(1, 3) * kh * kw, blocks))
+    x = b.reshaped((F32,), (b.integer(1, 2), b.extent(1, 3) * kh * kw, blocks))
     b.emit("Col2Im", [x, b.parameter([h, w]), b.parameter([kh, kw])])
 
 

@@ -57,7 +57,7 @@ def _phases(b: GraphBuilder, m: Match) -> Atom | None:
         own = Quantized(w.value, np.tile(np.pad(w.scale, more, "edge"), count), np.tile(zeros, count), 0)
     kernels = own.dequantized(b, b.const(numbers), own.axis)
     phases = b.call("conv", m.x, kernels, term, **phase_attrs(axes, attrs.groups), span=call.span)
-    return interleave(b, phases, strides, channels, result, call.span, attrs.groups)
+    return interleave(b, phases, axes, strides, channels, result, call.span, attrs.groups)
 
 
 def _repeated(b: GraphBuilder, m: Match, bias: Atom, repeat: Callable[[np.ndarray, bool], np.ndarray]) -> Atom | None:

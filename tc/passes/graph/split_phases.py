@@ -2,8 +2,9 @@
 
 Result element i * s + a takes only the taps t with t = a + begin (mod s). So the elements of one phase a are an ordinary convolution of
 the input with every s-th tap, and all phases together are one with s times as many output channels per axis, in each group. Taps that are
-further apart are so there, too, as far as all phases have them at the same distances. Where some phases have many more taps than others,
-each is a convolution of its own: 3 x 3 taps in steps of 2 are 9 then, and 16 together.
+further apart are so there, too, as far as all phases have them at the same distances. Phases need not begin with the first element: in
+steps of 2, 4 taps and a pad of 1 are 2 for each phase if the first element is of the second phase, and else 3, a third of them zeros. Where
+some phases have many more taps than others, each is a convolution of its own: 3 x 3 taps in steps of 2 are 9 then, and 16 together.
 Source: the sub-pixel convolution of Shi et al. (2016), read backwards.
 """
 
@@ -43,12 +44,13 @@ def split_phases(module: IRModule, *, block: int = 16, strict: bool = False) -> 
 @dataclass(frozen=True)
 class PhaseAxis:
     """One spatial axis of a transposed convolution: which tap phase a applies at offset k * `step` - `pad_begin` of the input (-1: none),
-    and the padding that this takes."""
+    and the padding that this takes. Result element 0 is of phase `first`."""
 
     taps: tuple[tuple[int, ...], ...]
     step: int
     pad_begin: int
     pad_end: int
+    first: int = 0
 
     @property
     def kernel(self) -> int:
@@ -66,8 +68,14 @@ class PhaseAxis:
 
 
 def _axis(window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
-    """The phases of spatial axis d; None when the padding would depend on the size."""
-    stride, begin, kernel, apart = window.strides[d], window.begin[d], int(window.kernel[d]), window.dilations[d]
+    """The phases of spatial axis d, of as few places for taps as any first phase leads to; None when the padding would depend on the
+    size."""
+    found = [_axis_from(first, window, d, size, result) for first in range(window.strides[d])]
+    return min((axis for axis in found if axis is not None), key=lambda axis: axis.kernel, default=None)
+
+
+def _axis_from(first: int, window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
+    stride, begin, kernel, apart = window.strides[d], window.begin[d] - first, int(window.kernel[d]), window.dilations[d]
     places = [(a, a + begin - t * apart, t) for a in range(stride) for t in range(kernel)]
     offsets = {(a, place // stride): t for a, place, t in places if place % stride == 0}
     if not offsets:
@@ -76,11 +84,11 @@ def _axis(window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
     step = gcd(*(o - low for _, o in offsets)) or 1
     low -= step * max(-(-low // step), 0)
     taps = tuple(tuple(offsets.get((a, o), -1) for o in range(low, high + 1, step)) for a in range(stride))
-    positions = (result + (stride - 1)) // stride
+    positions = (result + (first + stride - 1)) // stride
     pad_end = simplify(positions - 1 + high + 1 - size)
     if not isinstance(pad_end, Const):
         return None
-    return PhaseAxis(taps, step, -low, max(int(pad_end.value), 0))  # what is made beyond a cropped end is sliced off
+    return PhaseAxis(taps, step, -low, max(int(pad_end.value), 0), first)  # what is made beyond a cropped end is sliced off
 
 
 def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
@@ -124,11 +132,11 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
     apart = _phases_apart(found, strides) if groups == 1 else None
     must = strict and _has_zeros([found])
     if apart is not None and not (strict and _has_zeros(apart)) and (must or _pays_apart(found, apart, w.shape[0])):
-        return _as_convolutions(b, m, apart, block, strides)
+        return _as_convolutions(b, m, found, apart, block, strides)
     if must:
         return None
     channels = phase_channels(w.shape[1], block, groups)
-    return interleave(b, _convolved(b, m, found, strides, channels), strides, channels, result, m.call("conv").span, groups)
+    return interleave(b, _convolved(b, m, found, strides, channels), found, strides, channels, result, m.call("conv").span, groups)
 
 
 def _convolved(b: GraphBuilder, m: Match, axes: Sequence[PhaseAxis], strides: Sequence[int], channels: int) -> Atom:
@@ -178,7 +186,7 @@ def _by_data(b: GraphBuilder, m: Match, strict: bool) -> Atom | None:
     weights = b.call("reshape", moved, shape=_dims(groups * prod(strides) * outputs, inputs // groups, *places), span=span)
     bias = _bias_for_all_phases(b, m, strides, outputs)
     phases = b.call("conv", m.x, weights, bias, **phase_attrs(found, groups), span=span)
-    return interleave(b, phases, strides, outputs, result, span, groups)
+    return interleave(b, phases, found, strides, outputs, result, span, groups)
 
 
 def _dims(*sizes: int) -> tuple[Expr, ...]:
@@ -209,14 +217,16 @@ def _pays_apart(axes: Sequence[PhaseAxis], phases: Sequence[Sequence[PhaseAxis]]
     return spared * inputs > LEAST_SPARED
 
 
-def _as_convolutions(b: GraphBuilder, m: Match, phases: list[list[PhaseAxis]], block: int, strides: Sequence[int]) -> Atom:
+def _as_convolutions(
+    b: GraphBuilder, m: Match, axes: Sequence[PhaseAxis], phases: list[list[PhaseAxis]], block: int, strides: Sequence[int]
+) -> Atom:
     channels, span = phase_channels(m.value("w").shape[1], block, 1), m.call("conv").span
     parts = [_convolved(b, m, own, (1,) * len(strides), channels) for own in phases]
     n, _, *positions = parts[0].type.shape  # type: ignore[union-attr]
     # Before the batch, so that they lie one after the other however large it is.
     joined = b.call("concat", *parts, axis=0, span=span)
     split = b.call("reshape", joined, shape=(*map(const, strides), n, const(channels), *positions), span=span)
-    return _interleaved(b, split, 0, strides, m.type_of("conv"), span)
+    return _interleaved(b, split, 0, axes, strides, m.type_of("conv"), span)
 
 
 def phase_axes(
@@ -268,7 +278,14 @@ def for_all_phases(values: np.ndarray, strides: Sequence[int], groups: int) -> n
 
 
 def interleave(
-    b: GraphBuilder, phases: Atom, strides: Sequence[int], channels: int, result: TensorType, span: object, groups: int = 1
+    b: GraphBuilder,
+    phases: Atom,
+    axes: Sequence[PhaseAxis],
+    strides: Sequence[int],
+    channels: int,
+    result: TensorType,
+    span: object,
+    groups: int = 1,
 ) -> Atom:
     """[n, groups * phases * channels, *positions] -> [n, outputs, *space]."""
     assert isinstance(phases.type, TensorType)
@@ -276,10 +293,12 @@ def interleave(
     lead = [const(groups)] if groups > 1 else []
     first = 1 + len(lead)
     split = b.call("reshape", phases, shape=(n, *lead, *map(const, strides), const(channels), *positions), span=span)  # type: ignore[arg-type]
-    return _interleaved(b, split, first, strides, result, span)
+    return _interleaved(b, split, first, axes, strides, result, span)
 
 
-def _interleaved(b: GraphBuilder, split: Atom, phases: int, strides: Sequence[int], result: TensorType, span: object) -> Atom:
+def _interleaved(
+    b: GraphBuilder, split: Atom, phases: int, axes: Sequence[PhaseAxis], strides: Sequence[int], result: TensorType, span: object
+) -> Atom:
     """The same, of axes that are apart: batch, groups, if any, channels, and positions, and among the first of them the phases, which begin
     with axis `phases`."""
     rank = len(strides)
@@ -294,8 +313,8 @@ def _interleaved(b: GraphBuilder, split: Atom, phases: int, strides: Sequence[in
     merged = b.call("reshape", moved, shape=(shape[own[0]], channels, *space), span=span)  # type: ignore[arg-type]
     if all(a is b for a, b in zip(merged.type.shape, result.shape, strict=True)):  # type: ignore[union-attr]
         return merged
-    zeros, ones = (0,) * (rank + 2), (1,) * (rank + 2)
-    return b.call("slice", merged, starts=zeros, sizes=result.shape, steps=ones, span=span)  # type: ignore[arg-type]
+    starts, ones = (0, 0, *(axis.first for axis in axes)), (1,) * (rank + 2)
+    return b.call("slice", merged, starts=starts, sizes=result.shape, steps=ones, span=span)  # type: ignore[arg-type]
 
 
 def _example(b: GraphBuilder, has_bias: bool, is_literal: bool) -> Atom:
