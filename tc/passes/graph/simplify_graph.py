@@ -67,6 +67,18 @@ def _has_perms(m: Match) -> bool:
     return m.attrs("outer").perm is not None and m.attrs("inner").perm is not None
 
 
+ALONG_AXIS = "softmax|log_softmax|hardmax|cumsum"
+
+
+def _moves_and_returns(m: Match) -> bool:
+    return _has_perms(m) and _compose(m.attrs("outer").perm, m.attrs("inner").perm) == tuple(range(m.type_of("x").rank))
+
+
+def _along_axis_of_source(b: GraphBuilder, m: Match) -> Atom:
+    call, perm = m.call("along"), m.attrs("inner").perm
+    return b.call(call.op, m.x, span=call.span, **{**dict(call.attrs), "axis": perm[m.attrs("along").axis]})
+
+
 def _bytes(b: GraphBuilder, *shape: int) -> TensorConst:
     return b.const(np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8))
 
@@ -216,6 +228,15 @@ GRAPH_RULES = (
         when=_has_perms,
         example=lambda b: b.call(
             "transpose", b.call("transpose", _x(b, 2, 3, 4), perm=(1, 2, 0)), perm=(2, 1, 0)
+        ),
+    ),
+    GraphRule(
+        "a function along an axis between a transpose and its inverse",
+        op("transpose", op(ALONG_AXIS, op("transpose", any_("x"), name="inner"), name="along"), name="outer"),
+        _along_axis_of_source,
+        when=_moves_and_returns,
+        example=lambda b: b.call(
+            "transpose", b.call("softmax", b.call("transpose", _x(b, 2, 3, 4), perm=(0, 2, 1)), axis=2), perm=(0, 2, 1)
         ),
     ),
     GraphRule(
