@@ -417,7 +417,7 @@ def _schedule_columns(schedule: Schedule, info: BlockInfo, loops: list[str], lan
 def _schedule_turns(schedule: Schedule, info: BlockInfo, loops: list[str], target: Target) -> bool:
     """Where a row takes its elements in turn from a few rows, as of images made larger: a vector of each, interleaved in registers."""
     turns, extent = _turns(info, loops[-1]), extent_value(schedule, loops[-1])
-    if not 1 < turns <= MOST_COLUMNS:
+    if not 1 < turns <= MOST_COLUMNS or (extent is not None and extent < turns):
         return False
     is_even = prove(equal(schedule.extent_of(loops[-1]) % turns, 0), facts_of_axes(schedule.func)) is True
     if not is_even and extent is None:
@@ -449,13 +449,15 @@ def _turns(info: BlockInfo, last: str) -> int:
             continue
         parts = [node for node in walk(index) if isinstance(node, (FloorMod, FloorDiv)) and axes[0] in variables(node.lhs)]
         for node in parts:
-            along = linear_coefficients(node.lhs, axes)
+            inner = node.lhs.lhs if isinstance(node.lhs, FloorMod) else node.lhs  # a place within one of several rows that lie in this one
+            along = linear_coefficients(inner, axes)
             if along is None or not is_const(along[0].get(axes[0], const(0)), 1) or not isinstance(node.rhs, Const):
                 return 0
             found.add(int(node.rhs.value))
         if axes[0] in variables(substitute(index, {node: const(0) for node in parts})):
             return 0
-    return found.pop() if len(found) == 1 else 0
+    turns = min(found, default=0)
+    return turns if turns > 1 and not any(rows % turns for rows in found) else 0
 
 
 def _lie_side_by_side(info: BlockInfo, last: str) -> bool:
