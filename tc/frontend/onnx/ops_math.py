@@ -14,7 +14,7 @@ from tc.frontend.onnx.run_time_axes import around_axis, axes_from_data, bound, c
 from tc.frontend.onnx.values import ModelValue
 from tc.ir.arith import simplify
 from tc.ir.dtype import FLOAT8, SUB_BYTE, DType, bf16, bool_, f8e8m0, f16, f32, f64, i32, i64, largest_number, u8
-from tc.ir.expr import const, select
+from tc.ir.expr import Const, const, select
 from tc.ir.graph import AttrValue
 from tc.ops.bitcast import has_bitcast
 from tc.ops.common import require_broadcasts_to
@@ -529,8 +529,14 @@ def import_topk_by_input(n: NodeContext) -> NodeResult:
     return _topk(n, k, largest=bool(n.attr("largest", 1)), sort=bool(n.attr("sorted", 1)))
 
 
-def _topk(n: NodeContext, k: object, *, largest: bool, sort: bool) -> Sequence[ModelValue]:
-    return n.call_many("topk", n.value(0), k=k, axis=n.attr("axis", -1), largest=largest, sorted=sort)  # type: ignore[arg-type]
+def _topk(n: NodeContext, k: AttrValue, *, largest: bool, sort: bool) -> Sequence[ModelValue]:
+    """One of the largest is found by a search for it; of the smallest one that is not NaN is wanted, which a search takes first."""
+    x, axis = n.value(0), n.attr("axis", -1)
+    is_one = k == 1 or (isinstance(k, Const) and k.value == 1)
+    if is_one and -x.rank <= axis < x.rank and isinstance(dim := x.shape[axis], Const) and dim.value > 0 and (largest or x.dtype.is_int):
+        place = n.call("argmax" if largest else "argmin", x, axis=axis)
+        return n.call("gather_elements", x, place, axis=axis, in_range=True), place
+    return n.call_many("topk", x, k=k, axis=axis, largest=largest, sorted=sort)
 
 
 @onnx_op("Det", since=11)

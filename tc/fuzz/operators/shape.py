@@ -167,7 +167,7 @@ def slice_(b: Builder) -> None:
 
 
 def tile(b: Builder) -> None:
-    x = b.pick(b.types("Tile"), ranks=(1, 4), where=lambda h: h.array.size < 800)
+    x = b.pick(b.types("Tile"), ranks=(1, 4), where=lambda h: h.array.size < 800 * b.style.scale)
     b.emit(
         "Tile",
         [x, b.parameter([b.choose((0, 1, 1, 2, 3) if b.chance(b.style.p_zero) else (1, 1, 2, 3)) for _ in x.shape])],

@@ -136,8 +136,21 @@ def _fuse_function(func: Function, facts: tuple[DimFact, ...], work: _Work, is_l
         if not _is_fusable(node) or all(_needs_no_kernel(member, made_by) for member in group):
             bindings.append(node.binding)
         elif node is group[-1]:
-            bindings.append(_outline(group, facts, work))
+            before, own, after = _without_outer_views(group)
+            bindings += [*(member.binding for member in before), _outline(own, facts, work), *(member.binding for member in after)]
     return replace(func, bindings=tuple(bindings))
+
+
+def _without_outer_views(group: list[_Node]) -> tuple[list[_Node], list[_Node], list[_Node]]:
+    """Views of what a kernel would read, the kernel, and views of its result: outside they are free, and inside they hide what lies side by
+    side behind divisions."""
+    inside = {target for node in group for target in node.binding.targets}
+    before = [node for node in group if _is_view(node.binding.value) and inside.isdisjoint(atoms_read(node.binding.value))]
+    own = [node for node in group if node not in before]
+    after: list[_Node] = []
+    while len(own) > 1 and _is_view(own[-1].binding.value):
+        after.insert(0, own.pop())
+    return before, own, after
 
 
 def _joins_products(node: _Node, nodes: list[_Node]) -> bool:

@@ -129,6 +129,8 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
     strides, found = phase_axes(m.attrs("conv"), w.shape, m.type_of("x"), result)
     if found is None or not np.isfinite(w).all():  # by padding such a weight makes NaN
         return None
+    if not strict and groups == 1 and min(w.shape[0], w.shape[1] * prod(strides)) > block:
+        found = _by_nine_taps(m, w.shape[2:], found)
     apart = _phases_apart(found, strides) if groups == 1 else None
     must = strict and _has_zeros([found])
     if apart is not None and not (strict and _has_zeros(apart)) and (must or _pays_apart(found, apart, w.shape[0])):
@@ -137,6 +139,25 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
         return None
     channels = phase_channels(w.shape[1], block, groups)
     return interleave(b, _convolved(b, m, found, strides, channels), found, strides, channels, result, m.call("conv").span, groups)
+
+
+LEAST_POSITIONS = 8
+"""Of an image along each axis, that Winograd's method has few of its tiles of six cut short."""
+
+
+def _by_nine_taps(m: Match, kernel: Sequence[int], found: list[PhaseAxis]) -> list[PhaseAxis]:
+    """Phases from the first element on where these are 3 x 3 places for 2 x 2 taps: Winograd's method does the nine in 2.25 products, and
+    other methods the four in four."""
+    x, result = m.type_of("x"), m.type_of("conv")
+    if len(found) != 2 or any(isinstance(dim, Const) and dim.value < LEAST_POSITIONS for dim in x.shape[2:]):
+        return found
+    window = window_of(m.attrs("conv"), kernel, 2, "conv_transpose")
+    axes = [_axis_from(0, window, d, x.shape[2 + d], result.shape[2 + d]) for d in range(2)]
+    return [axis for axis in axes if axis is not None] if _are_nine(axes) else found
+
+
+def _are_nine(axes: Sequence[PhaseAxis | None]) -> bool:
+    return len(axes) == 2 and all(axis is not None and (axis.kernel, axis.step) == (3, 1) for axis in axes)
 
 
 def _convolved(b: GraphBuilder, m: Match, axes: Sequence[PhaseAxis], strides: Sequence[int], channels: int) -> Atom:
@@ -211,7 +232,7 @@ def _phases_apart(axes: Sequence[PhaseAxis], strides: Sequence[int]) -> list[lis
 
 def _pays_apart(axes: Sequence[PhaseAxis], phases: Sequence[Sequence[PhaseAxis]], inputs: int) -> bool:
     """Whether phases apart spare enough products. A convolution of 3 x 3 taps for all is done in fewer than it has."""
-    if len(axes) == 2 and all((axis.kernel, axis.step) == (3, 1) for axis in axes):
+    if _are_nine(axes):
         return False
     spared = prod(axis.kernel for axis in axes) - sum(prod(axis.kernel for axis in own) for own in phases) / len(phases)
     return spared * inputs > LEAST_SPARED

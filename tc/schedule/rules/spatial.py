@@ -145,9 +145,14 @@ def schedule_block(schedule: Schedule, block: str, target: Target) -> None:
     extent = extent_value(schedule, last)
     lanes = stream_lanes(info, target, extent)
     if extent is not None and extent < lanes:
-        if _are_few_columns(info, loops, extent, lanes) and _schedule_columns(schedule, info, loops, lanes_for(info, target)):
+        rows = extent_value(schedule, loops[-2]) if len(loops) > 1 else 0
+        is_long = rows is None or rows >= lanes_for(info, target)
+        if is_long and _are_few_columns(info, loops, extent, lanes) and _schedule_columns(schedule, info, loops, lanes_for(info, target)):
             return
-        if extent >= 4:
+        around = extent_value(schedule, outer[-1]) if outer else None
+        if around is not None and extent < LEAST_LANES <= extent * around <= lanes and _are_rows_dense(info, loops, of_rows=True):
+            last, extent = schedule.fuse(outer.pop(), last), extent * around
+        if extent >= LEAST_LANES:
             schedule.vectorize(last)
             set_parallel(schedule, block, outer, extent)
         elif outer:
@@ -384,10 +389,10 @@ def _are_few_columns(info: BlockInfo, loops: list[str], extent: int, lanes: int)
     return all(isinstance(index, Var) or (variables(index).isdisjoint(axes) and not reads_memory(index)) for index in indices)
 
 
-def _are_rows_dense(info: BlockInfo, loops: list[str]) -> bool:
-    """Whether what is read along the last two loops lies side by side."""
+def _are_rows_dense(info: BlockInfo, loops: list[str], *, of_rows: bool = False) -> bool:
+    """Whether what is read along the last two loops, with `of_rows` all that is read along the first of them, lies side by side."""
     row, last = ([axis.var for axis in info.block.axes if isinstance(axis.value, Var) and axis.value.name == loop] for loop in loops[-2:])
-    both = [load for load in loads_of(info) if variables(load) & set(row) and variables(load) & set(last)]
+    both = [load for load in loads_of(info) if variables(load) & set(row) and (of_rows or variables(load) & set(last))]
     return all([*load.indices[-2:]] == [*row, *last] and load.buffer.shape[-1] == info.loops[-1].extent for load in both)
 
 
@@ -400,41 +405,50 @@ def _loops_of_loads(info: BlockInfo) -> list[set[str]]:
 def _schedule_columns(schedule: Schedule, info: BlockInfo, loops: list[str], lanes: int) -> bool:
     """The same where the result has few columns: a vector of each of them, interleaved in registers."""
     *around, row, last = loops
-    extent = extent_value(schedule, row)
-    if (extent is not None and extent < lanes) or not schedule.choose(info.name, "squares", (False, True), True, ordered=False):
+    usual, lanes = lanes, _lanes_of_rows(extent_value(schedule, row), lanes)
+    if lanes < max(extent_value(schedule, last) or MANY, LEAST_LANES):
         return False
-    rows, row = schedule.split(row, lanes)
-    schedule.vectorize(last)
-    schedule.unroll(row)
-    schedule.annotate_loop(row, "transpose", 1)
-    if extent is None or extent % lanes:
-        peel(schedule, rows)
-    inside = lanes * known_product(schedule, [last], 1)
-    set_parallel(schedule, info.name, around or [rows], (extent or USUAL_ROW) * known_product(schedule, [last], 1) if around else inside)
+    if not schedule.choose(info.name, "squares", (False, True), True, ordered=False):
+        return False
+    _interleave(schedule, info, around, row, last, lanes, ends_early=lanes < usual)
     return True
 
 
 def _schedule_turns(schedule: Schedule, info: BlockInfo, loops: list[str], target: Target) -> bool:
     """Where a row takes its elements in turn from a few rows, as of images made larger: a vector of each, interleaved in registers."""
     turns, extent = _turns(info, loops[-1]), extent_value(schedule, loops[-1])
-    if not 1 < turns <= MOST_COLUMNS or (extent is not None and extent < turns):
+    if not 1 < turns <= MOST_COLUMNS:
         return False
     is_even = prove(equal(schedule.extent_of(loops[-1]) % turns, 0), facts_of_axes(schedule.func)) is True
     if not is_even and extent is None:
         return False
-    lanes = min(lanes_for(info, target), 1 << (extent // turns).bit_length() - 1 if extent else MANY)
+    lanes = _lanes_of_rows(None if extent is None else extent // turns, lanes_for(info, target))
     if lanes < max(turns, LEAST_LANES) or not schedule.choose(info.name, "turns", (False, True), True, ordered=False):
         return False
     *around, last = loops
-    rows, place = schedule.split(last, turns)
-    few = (cut_overlapped if is_even else cut)(schedule, rows, lanes)
-    schedule.vectorize(place)
+    row, place = schedule.split(last, turns)
+    _interleave(schedule, info, around, row, place, lanes, ends_early=is_even)
+    return True
+
+
+def _lanes_of_rows(rows: int | None, lanes: int) -> int:
+    """The lanes of a vector of one element of each row: as many as usual, or half of it, and so on, so that there are as many rows."""
+    return lanes if rows is None else min(lanes, 1 << max(rows.bit_length() - 1, 0))
+
+
+def _interleave(
+    schedule: Schedule, info: BlockInfo, around: list[str], row: str, last: str, lanes: int, *, ends_early: bool
+) -> None:
+    """Vectors of `lanes` rows, one for each iteration of the last loop, interleaved in registers; `ends_early`: the last begin so early
+    that they are whole, else they are code of their own."""
+    extent, columns = extent_value(schedule, row), known_product(schedule, [last], 1)
+    few = (cut_overlapped if ends_early else cut)(schedule, row, lanes)
+    schedule.vectorize(last)
     schedule.unroll(few.inside)
     schedule.annotate_loop(few.inside, "transpose", 1)
-    if not (is_even and few.is_whole):
+    if not ends_early or not few.is_whole:
         peel(schedule, few.around)
-    set_parallel(schedule, info.name, around or [few.around], extent or USUAL_ROW if around else lanes * turns)
-    return True
+    set_parallel(schedule, info.name, around or [few.around], columns * ((extent or USUAL_ROW) if around else lanes))
 
 
 def _turns(info: BlockInfo, last: str) -> int:
