@@ -45,7 +45,7 @@ from tc.passes.graph.fusion_kind import (
     infer_loop_shape,
     infer_loop_shape_of_kernel,
 )
-from tc.passes.graph.joins import appended, is_join, made_here, part_offset, pays
+from tc.passes.graph.joins import MOST_JOINED, appended, is_join, made_here, part_offset, pays
 from tc.passes.graph.knobs import knob_of_group
 from tc.passes.graph.simplify_splits import part_as_slice
 from tc.passes.manager import graph_pass
@@ -456,7 +456,9 @@ class _Grouping:
         groups = sorted({node.group for node in nodes})
         merged = sorted((member for group in groups for member in self.members[group]), key=lambda n: n.index)
         anchors = [member for member in merged if member.shape.kind is not FusionKind.ELEMENTWISE]
-        if len(merged) > self.max_ops or len(anchors) > 1 or _is_too_long(merged) or self._loses_checks(merged):
+        if len(merged) > self.max_ops or len(anchors) > 1 or _joined_parts(merged) > MOST_JOINED or _is_too_long(merged):
+            return False
+        if self._loses_checks(merged):
             return False
         if not self._pays(merged):
             return False
@@ -488,6 +490,12 @@ class _Grouping:
             return True
         calls = [node.binding.value for node in merged]
         return bool(self.decide(knob_of_group(calls, "fuse_ops", (True, False), True)))  # type: ignore[arg-type]
+
+
+def _joined_parts(merged: list[_Node]) -> int:
+    """The operands of all concatenations that a kernel would do in one."""
+    calls = (node.binding.value for node in merged)
+    return sum(len(call.args) for call in calls if isinstance(call, Call) and call.op == "concat")
 
 
 def _is_too_long(merged: list[_Node]) -> bool:

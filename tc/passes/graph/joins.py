@@ -22,6 +22,9 @@ from tc.passes.graph.assign_storage import ALIGNMENT
 LEAST_SHARE = 0.5
 """The part of the operands that must be made in place: kernels copy with all threads, plans with one."""
 
+MOST_JOINED = 64
+"""Operands that one kernel concatenates: each is copied by code of its own."""
+
 
 @dataclass(frozen=True)
 class JoinPart:

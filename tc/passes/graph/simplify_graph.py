@@ -13,6 +13,7 @@ from tc.ir.types import tensor_type
 from tc.ops.arrays import in_parts
 from tc.ops.build import GraphBuilder
 from tc.ops.common import sum_dtype
+from tc.passes.graph.joins import MOST_JOINED
 from tc.passes.graph.rewrite import GraphRule, Match, absent, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
 
@@ -77,6 +78,19 @@ def _moves_and_returns(m: Match) -> bool:
 def _along_axis_of_source(b: GraphBuilder, m: Match) -> Atom:
     call, perm = m.call("along"), m.attrs("inner").perm
     return b.call(call.op, m.x, span=call.span, **{**dict(call.attrs), "axis": perm[m.attrs("along").axis]})
+
+
+def _join_in_steps(b: GraphBuilder, m: Match) -> Atom:
+    call = m.call("concat")
+    size = max(MOST_JOINED, -(-len(call.args) // MOST_JOINED))
+    parts = [call.args[start : start + size] for start in range(0, len(call.args), size)]
+    joined = [b.call_with("concat", part, call.attrs, call.span) if len(part) > 1 else part[0] for part in parts]
+    return b.call_with("concat", joined, call.attrs, call.span)
+
+
+def _example_of_many(b: GraphBuilder) -> Atom:
+    x = _x(b, 2, 3)
+    return b.call("concat", *(b.call("mul", x, b.const(np.float32(k))) for k in range(MOST_JOINED + 2)), axis=1)
 
 
 def _bytes(b: GraphBuilder, *shape: int) -> TensorConst:
@@ -259,6 +273,13 @@ GRAPH_RULES = (
         op("transpose", op("cast", const_("w"), name="cast"), name="outer"),
         lambda b, m: b.call("cast", b.call("transpose", m.w, perm=m.attrs("outer").perm), dtype=m.attrs("cast").dtype),
         example=lambda b: b.call("transpose", b.call("cast", _c(b, 2, 3), dtype=f64), perm=(1, 0)),
+    ),
+    GraphRule(
+        "a concatenation of many parts, in two steps",
+        op("concat", name="concat", rest=True),
+        _join_in_steps,
+        when=lambda m: len(m.call("concat").args) > MOST_JOINED,
+        example=_example_of_many,
     ),
     GraphRule(
         "a literal that is dequantized and transposed",

@@ -33,8 +33,8 @@ from tc.target import Target
 from tc.target.machine import machine_of
 from tc.target.table import SET_BYTES
 
-MOST_PARTS = 9
-"""From so many parts on a choice between them stays one loop."""
+MOST_PARTS = 128
+"""Of more parts a choice between them stays one loop."""
 
 USUAL_ROW = 256
 """Elements of a row of which nothing is known."""
