@@ -60,11 +60,11 @@ LEAST_BAND_ROWS = 3
 BAND_BYTES_OF_L2 = 0.4
 """How much of the second-level cache the padded input of one band of rows may take."""
 
-ROWS_TOGETHER_OF_L2, COLUMNS_TOGETHER_OF_L2 = 0.4, 0.12
+ROWS_TOGETHER_OF_L2, COLUMNS_TOGETHER_OF_L2 = 0.4, 0.4
 """How much of the second-level cache rows may take that share tiles of columns, where neither all rows nor all columns fit; one tile of
 columns."""
 
-LEAST_ROWS_TOGETHER = 12
+LEAST_ROWS_TOGETHER = 4
 """Tiles of rows that must share a tile of columns for that to pay: it comes from behind the cache each time."""
 
 PACKED_BYTES_OF_L2 = 0.25
