@@ -530,12 +530,12 @@ def _widens(node: _Node) -> bool:
 def _is_window(node: _Node) -> bool:
     """Whether an operation reads windows of an image, which overlap."""
     call = node.binding.value
-    return isinstance(call, Call) and call.op in ("conv", "conv_integer", "max_pool", "max_pool_with_indices", "avg_pool", "lp_pool")
+    return isinstance(call, Call) and call.op in ("conv", "conv_integer", "conv_blocked", "max_pool", "max_pool_with_indices", "avg_pool", "lp_pool")
 
 
 def _leaves_blocks(node: _Node) -> bool:
     """Whether an operation puts blocks of channels in order: a row of the image is then read across them, once rather than for each tap."""
-    return isinstance(node.binding.value, Call) and node.binding.value.op == "unblock"
+    return isinstance(node.binding.value, Call) and node.binding.value.op in ("block", "unblock")
 
 
 def _is_split(node: _Node) -> bool:
