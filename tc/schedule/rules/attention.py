@@ -2,8 +2,8 @@
 
 A tile of rows is carried all the way: its scores, register tiles of rows by a few vectors of keys, go through f and stay in
 cache; their maximum, exponentials and sum are taken row by row; then they weigh the values, again in register tiles.
-Keys are packed once so that the lanes of a vector are neighbouring keys. With few rows nothing would be reused: then a
-score is a dot product along the lanes, and keys stream from memory as they are.
+Keys are packed once so that the lanes of a vector are neighbouring keys. With few rows nothing would be reused: then keys stream from
+memory as they are, and a score is a dot product along the lanes, or, where keys lie side by side, one of the lanes of a sum of vectors.
 Source: the row-block scheme of Dao et al. (2022), with whole rows of scores, which fit the caches of a CPU.
 """
 
@@ -34,6 +34,9 @@ MOST_ROWS = 14
 
 USUAL_ROWS = 8
 """Those where the number of all rows is symbolic: often a multiple of this, and else few are done twice."""
+
+KEY_VECTORS = 8
+"""Vectors of keys that lie side by side, whose scores for one row are summed at once."""
 
 SHARES = 8
 """Tasks that the work should at least be cut into, so that cores finish together."""
@@ -368,8 +371,16 @@ def _schedule_few_rows(
     for name in (chain.inverse, chain.total, chain.powers, chain.top, chain.masked):
         schedule.compute_at(name, anchor)
     (key,) = loops_inside(schedule, chain.masked, anchor)[-1:]
-    schedule.compute_at(chain.scores, key)
-    reduce_along(schedule, chain.scores, key, target, accumulators=1)
+    scores = block_info(schedule, chain.scores)
+    if _key_load(scores).indices[-1] is scores.spatial_axes[-1]:
+        keys, inside = schedule.split(key, KEY_VECTORS * lanes)
+        peel(schedule, keys)
+        schedule.compute_at(chain.scores, keys)
+        _register_tile(schedule, chain.scores, keys, lanes)
+        unroll_tile(schedule, [inside], lanes)
+    else:
+        schedule.compute_at(chain.scores, key)
+        reduce_along(schedule, chain.scores, key, target, accumulators=1)
     for name in (chain.top, chain.total):
         reduce_along(schedule, name, anchor, target)
     _in_vectors(schedule, chain.powers, lanes)
