@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import permutations
-from math import isqrt
+from math import isqrt, prod
 
 from tc.ir.dtype import i16
 from tc.ir.expr import Const, Var
@@ -36,7 +36,11 @@ PREFETCH_BYTES = 2048
 """How far ahead the rhs is prefetched at least: some thirty steps of the sum, each of about a dozen cycles, cover the latency of memory."""
 
 FAR_BYTES = 8192
-"""The same where each step of the sum takes a word of several terms."""
+"""The same where each step of the sum takes a word of several terms, and for tiles of few rows, which wait for memory rather than compute:
+measured, four rows took 0.8 of the time, eight 0.93, one or two, and more, the same."""
+
+ROWS_THAT_WAIT = range(3, 9)
+"""Those of such tiles."""
 
 PREFETCH_STEPS = 8
 """How many steps of the sum ahead it is prefetched at least: where a step is a row of a matrix, the bytes after it are no help."""
@@ -213,11 +217,21 @@ def _prefetch_rhs(schedule: Schedule, total: TileSum, loop: str) -> None:
     ahead = max(PREFETCH_BYTES, PREFETCH_STEPS * _step_bytes(total.contraction))
     if terms_in_words(total.contraction) > 1:
         ahead = FAR_BYTES
+    elif _waits_for_rhs(total):
+        ahead = max(ahead, FAR_BYTES)
     is_far = buffer_bytes(rhs.buffer) > total.product.target.l2_bytes // 8
     default = ahead if is_far else 0
     ahead = s.choose(total.product.name, "prefetch_bytes", (0, ahead // 4, ahead // 2, ahead, 2 * ahead), default)
     if ahead:
         s.annotate_loop(loop, "prefetch", (s.func.buffers.index(rhs.buffer), ahead))
+
+
+def _waits_for_rhs(total: TileSum) -> bool:
+    """Whether a tile has few rows, and all there are."""
+    axes = [axis.extent for axis in total.contraction.info.block.axes if axis.var in total.contraction.rows]
+    rows = prod(int(size.value) for size in axes if isinstance(size, Const))
+    is_known = all(isinstance(size, Const) for size in axes)
+    return total.product.tile.all_rows in ROWS_THAT_WAIT and (not is_known or rows == total.product.tile.all_rows)
 
 
 def _step_bytes(contraction: Contraction) -> int:

@@ -252,6 +252,8 @@ def _distance(space: TileSpace, tile: Tile) -> int:
     """How far the vectors of a tile are from the preferred number."""
     if space.is_row_major:
         return -tile.vectors
+    if space.panel > 1 and tile.all_rows == (space.rows or 0) * space.outer_rows:  # the rhs is read once: a panel is one stream
+        return space.panel - tile.vectors
     return abs(tile.vectors - (NEAR_VECTORS if space.near_rhs or space.clashing_rows or space.in_words else PREFERRED_VECTORS))
 
 
