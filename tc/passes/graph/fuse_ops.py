@@ -52,6 +52,9 @@ from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules.operands import LEAST_STAGED_COLUMNS, LEAST_STAGED_ROWS
 
+WINDOWS = ("conv", "conv_integer", "conv_blocked", "max_pool", "max_pool_with_indices", "avg_pool", "lp_pool")
+"""Operators that read windows of an image, which overlap."""
+
 MOST_TERMS = 2048
 """The nodes that the formula of a kernel's element may have. What is read at several places stands in it as often, so that a chain of
 operators which do so makes one that doubles with each."""
@@ -530,7 +533,7 @@ def _widens(node: _Node) -> bool:
 def _is_window(node: _Node) -> bool:
     """Whether an operation reads windows of an image, which overlap."""
     call = node.binding.value
-    return isinstance(call, Call) and call.op in ("conv", "conv_integer", "conv_blocked", "max_pool", "max_pool_with_indices", "avg_pool", "lp_pool")
+    return isinstance(call, Call) and call.op in WINDOWS
 
 
 def _leaves_blocks(node: _Node) -> bool:

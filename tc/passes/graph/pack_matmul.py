@@ -9,12 +9,13 @@ Source: packing as in Goto and van de Geijn (2008).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tc.ir.dtype import DType, bf16, f16, f32, i8, i16, u8
-from tc.ir.expr import Const, is_const
+from tc.ir.expr import Const
 from tc.ir.graph import Atom
 from tc.ir.intrinsic import INTRINSICS
 from tc.ir.module import IRModule
@@ -30,7 +31,7 @@ from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, decide_number, take_default
 from tc.schedule.rules.matrix_tiles import terms_of_tile
 from tc.schedule.rules.operands import LONGEST_CHAIN, LONGEST_CHAIN_ON_TILES
-from tc.schedule.rules.tiling import MOST_SHALLOW_TERMS, NEAR_VECTORS, is_clashing_pitch
+from tc.schedule.rules.tiling import MOST_CLASHING_ROWS, MOST_SHALLOW_TERMS, NEAR_VECTORS, is_clashing_pitch
 from tc.target import Target
 from tc.target.machine import machine_of
 
@@ -203,8 +204,9 @@ def _can_pack(m: Match, column_axis: int) -> bool:
 def _rows_clash(m: Match) -> bool:
     """Whether tiles have few rows of the left operand, which evict each other, and so more vectors of the right one."""
     *rows, pitch = m.type_of("x").shape
-    is_row = all(is_const(dim, 1) for dim in rows)
-    return not is_row and is_clashing_pitch(pitch, f32)
+    known = [int(dim.value) for dim in rows if isinstance(dim, Const)]
+    are_few = len(known) == len(rows) and prod(known) <= MOST_CLASHING_ROWS
+    return not are_few and is_clashing_pitch(pitch, f32)
 
 
 def _is_shallow(m: Match) -> bool:
