@@ -6,13 +6,14 @@ import numpy as np
 
 from tc.ir.arith import equal_shapes
 from tc.ir.dtype import f32, f64
-from tc.ir.expr import Expr, as_expr, const, is_const
+from tc.ir.expr import Const, Expr, as_expr, const, is_const
 from tc.ir.graph import Atom, TensorConst
 from tc.ir.module import IRModule
 from tc.ir.types import tensor_type
 from tc.ops.arrays import in_parts
 from tc.ops.build import GraphBuilder
 from tc.ops.common import sum_dtype
+from tc.ops.window import window_of
 from tc.passes.graph.joins import MOST_JOINED
 from tc.passes.graph.rewrite import GraphRule, Match, absent, any_, const_, op, rewrite_module
 from tc.passes.manager import graph_pass
@@ -187,6 +188,40 @@ def _tile_by_parts(b: GraphBuilder, m: Match) -> Atom:
     return b.call("reshape", made, shape=m.type_of("tile").shape)
 
 
+def _used_taps(m: Match) -> list[tuple[int, int]] | None:
+    """For each spatial axis the first of the taps that ever come over the image, and the end of these; None where its size is not known."""
+    kernel = m.value("w").shape[2:]
+    window = window_of(m.attrs("conv"), kernel, len(kernel), "conv")
+    found = []
+    for d, (size, count) in enumerate(zip(m.type_of("x").shape[2:], m.type_of("conv").shape[2:], strict=True)):
+        if not (isinstance(size, Const) and isinstance(count, Const)) or min(size.value, count.value, kernel[d]) < 1:
+            return None
+        apart, last = window.dilations[d], (int(count.value) - 1) * window.strides[d]
+        used = [t for t in range(kernel[d]) if t * apart - window.begin[d] < size.value and last + t * apart - window.begin[d] >= 0]
+        if not used:
+            return None
+        after = kernel[d] - 1 - max(window.end[d], 0) // apart  # from this tap on there is padding to take away
+        found.append((min(used[0], max(window.begin[d], 0) // apart), max(used[-1], after) + 1))
+    return found
+
+
+def _drop_taps(b: GraphBuilder, m: Match) -> Atom | None:
+    w, call, used = m.value("w"), m.call("conv"), _used_taps(m)
+    if used is None or all(each == (0, size) for each, size in zip(used, w.shape[2:], strict=True)) or not np.isfinite(w).all():
+        return None
+    window = window_of(m.attrs("conv"), w.shape[2:], len(used), "conv")
+    begin = [pad - first * apart for pad, (first, _), apart in zip(window.begin, used, window.dilations, strict=True)]
+    lost = [size - end for (_, end), size in zip(used, w.shape[2:], strict=True)]
+    ends = [pad - count * apart for pad, count, apart in zip(window.end, lost, window.dilations, strict=True)]
+    kept = b.const(np.ascontiguousarray(w[(..., *(slice(*each) for each in used))]))
+    attrs = {**dict(call.attrs), "pads": (*begin, *ends)}
+    return b.call_with(call.op, (m.x, kept, *call.args[2:]), attrs.items(), call.span)
+
+
+def _example_of_padding(b: GraphBuilder) -> Atom:
+    return b.call("conv", _x(b, 1, 2, 4, 5), _c(b, 3, 2, 3, 3), _c(b, 3, seed=1), dilations=(4, 5), pads=(4, 5, 4, 5))
+
+
 _CONV = op("conv", any_("x"), const_("w"), absent(), name="conv", single_use=True)
 _CONV_BIAS = op("conv", any_("x"), const_("w"), const_("bias"), name="conv", single_use=True)
 
@@ -358,6 +393,14 @@ GRAPH_RULES = (
         lambda b, m: b.call("abs", _reciprocal(b, m, b.call("sqrt", m.x))),  # infinity for either zero
         when=lambda m: _is_power(m, -0.5) and m.type_of("x").dtype is f32,
         example=lambda b: b.call("pow", b.call("abs", _x(b, 2, 3)), b.const(np.float32(-0.5))),
+        inexact=True,
+    ),
+    GraphRule(
+        "a convolution with taps over padding alone",
+        op("conv", any_("x"), const_("w"), name="conv", rest=True),
+        _drop_taps,
+        when=lambda m: any(step > 1 for step in m.attrs("conv").dilations or ()),
+        example=_example_of_padding,
         inexact=True,
     ),
     GraphRule(
