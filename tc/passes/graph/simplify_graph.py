@@ -213,7 +213,8 @@ def _drop_taps(b: GraphBuilder, m: Match) -> Atom | None:
     begin = [pad - first * apart for pad, (first, _), apart in zip(window.begin, used, window.dilations, strict=True)]
     lost = [size - end for (_, end), size in zip(used, w.shape[2:], strict=True)]
     ends = [pad - count * apart for pad, count, apart in zip(window.end, lost, window.dilations, strict=True)]
-    kept = b.const(np.ascontiguousarray(w[(..., *(slice(*each) for each in used))]))
+    parts = (slice(None), slice(None), *(slice(*each) for each in used))
+    kept = b.const(np.ascontiguousarray(w[parts]))
     attrs = {**dict(call.attrs), "pads": (*begin, *ends)}
     return b.call_with(call.op, (m.x, kept, *call.args[2:]), attrs.items(), call.span)
 
