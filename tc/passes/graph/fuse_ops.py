@@ -51,6 +51,7 @@ from tc.passes.graph.simplify_splits import part_as_slice
 from tc.passes.manager import graph_pass
 from tc.schedule.knobs import Decide, take_default
 from tc.schedule.rules.operands import LEAST_STAGED_COLUMNS, LEAST_STAGED_ROWS
+from tc.schedule.rules.spatial import LEAST_PART
 
 WINDOWS = ("conv", "conv_integer", "conv_blocked", "max_pool", "max_pool_with_indices", "avg_pool", "lp_pool")
 """Operators that read windows of an image, which overlap."""
@@ -461,7 +462,7 @@ class _Grouping:
         anchors = [member for member in merged if member.shape.kind is not FusionKind.ELEMENTWISE]
         if len(merged) > self.max_ops or len(anchors) > 1 or _joined_parts(merged) > MOST_JOINED or _is_too_long(merged):
             return False
-        if self._loses_checks(merged):
+        if _gathers_from_all(merged, anchors) or self._loses_checks(merged):
             return False
         if not self._pays(merged):
             return False
@@ -539,6 +540,22 @@ def _is_window(node: _Node) -> bool:
 def _leaves_blocks(node: _Node) -> bool:
     """Whether an operation puts blocks of channels in order: a row of the image is then read across them, once rather than for each tap."""
     return isinstance(node.binding.value, Call) and node.binding.value.op in ("block", "unblock")
+
+
+def _gathers_from_all(merged: list[_Node], anchors: list[_Node]) -> bool:
+    """Whether elements are gathered from several tensors, of which each chooses one by its place: in a sum, or in rows too short to be copied
+    part by part, a vector gathers from all of them."""
+    joins = [node for node in merged if isinstance(node.binding.value, Call) and node.binding.value.op == "concat"]
+    return any(node.shape.gathers for node in merged) and any(anchors or _has_short_parts(node.binding) for node in joins)
+
+
+def _has_short_parts(binding: Binding) -> bool:
+    """Whether rows of a concatenation are so short that its parts are not copied each by itself."""
+    call, type_ = binding.value, binding.targets[0].type
+    assert isinstance(call, Call) and isinstance(type_, TensorType)
+    row = type_.shape[full_attrs(call).axis % type_.rank :]
+    known = prod(int(dim.value) if isinstance(dim, Const) else MANY for dim in row)
+    return known * type_.dtype.size_bytes < LEAST_PART * len(call.args)
 
 
 def _is_split(node: _Node) -> bool:
