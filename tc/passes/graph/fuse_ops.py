@@ -543,8 +543,8 @@ def _leaves_blocks(node: _Node) -> bool:
 
 
 def _gathers_from_all(merged: list[_Node], anchors: list[_Node]) -> bool:
-    """Whether elements are gathered from several tensors, of which each chooses one by its place: in a sum, or in rows too short to be copied
-    part by part, a vector gathers from all of them."""
+    """Whether elements are gathered from several tensors, of which each chooses one by its place: in a sum, or in rows too short to be
+    copied part by part, a vector gathers from all of them."""
     joins = [node for node in merged if isinstance(node.binding.value, Call) and node.binding.value.op == "concat"]
     return any(node.shape.gathers for node in merged) and any(anchors or _has_short_parts(node.binding) for node in joins)
 
