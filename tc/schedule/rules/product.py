@@ -543,11 +543,12 @@ def _lay_tiles_apart(schedule: Schedule, product: TiledProduct) -> None:
 
 
 def rows_clash(contraction: Contraction) -> bool:
-    """Whether the rows of the lhs, a matrix, lie at distances at which they evict each other from the first-level cache."""
+    """Whether the rows of the lhs, a matrix or several, lie at distances at which they evict each other from the first-level cache."""
     lhs = contraction.lhs
-    if not _is_matrix(contraction) or lhs.indices[0] not in contraction.rows:
-        return False
-    return is_clashing_pitch(simplify(product_of_dims(lhs.buffer.shape[1:])), lhs.buffer.dtype)
+    if _is_matrix(contraction):
+        return lhs.indices[0] in contraction.rows and is_clashing_pitch(simplify(product_of_dims(lhs.buffer.shape[1:])), lhs.buffer.dtype)
+    are_several = len(lhs.indices) > 2 and lhs.indices[-2] in contraction.rows and lhs.indices[-1] in contraction.depth
+    return are_several and is_clashing_pitch(lhs.buffer.shape[-1], lhs.buffer.dtype)
 
 
 def _is_matrix(contraction: Contraction) -> bool:
