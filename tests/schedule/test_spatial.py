@@ -63,7 +63,8 @@ def test_a_few_vectors_of_a_row_are_taken_without_a_loop() -> None:
         (((3, 900), (2, 900)), 0, True),
         (((7, 4, 2),) * 2, 1, False),
         (((7, 64),) * 9, 1, True),
-        (((7, 64),) * 10, 1, False),
+        (((7, 64),) * 10, 1, True),  # one after the other they took three times as long
+        (((7, 64),) * 129, 1, False),
     ],
 )
 def test_few_parts_that_are_not_short_are_copied_one_by_one(shapes: tuple[tuple[int, ...], ...], axis: int, is_cut: bool) -> None:
