@@ -23,6 +23,7 @@ from tc.schedule import (
     merge,
     online,
     pad,
+    padding,
     parts,
     reduction,
     specialize,
@@ -79,6 +80,7 @@ PRIMITIVES: dict[str, Callable[..., PrimFunc]] = {
     "cache_operand": cache.cache_operand,
     "cache_write": cache.cache_write,
     "pad_einsum": pad.pad_einsum,
+    "skip_padding": padding.skip_padding,
     "widen": spread.widen,
     "read_on": spread.read_on,
     "pad_softmax": spread.pad_softmax,
@@ -516,6 +518,9 @@ class Schedule:
 
     def pad_einsum(self, block: str, multiples: Sequence[int]) -> None:
         self._do("pad_einsum", block, tuple(multiples))
+
+    def skip_padding(self, block: str) -> None:
+        self._do("skip_padding", block)
 
     def widen(self, names: Sequence[str], axis: int, multiple: int) -> None:
         self._do("widen", tuple(names), axis, multiple)

@@ -60,6 +60,34 @@ def conv2d(rng: np.random.Generator) -> Problem:
     return create_prim_func("conv2d", [x, w, bias], [z]), arrays, ()
 
 
+def padded(rng: np.random.Generator) -> Problem:
+    """A convolution over rows that reach far into their padding, some of it copied before."""
+    c, h, w, o, taps, stride = (int(v) for v in rng.integers((1, 1, 1, 1, 2, 1), (5, 7, 9, 5, 4, 3)))
+    dilation, before, after = (int(v) for v in rng.integers((1, 0, 0), (5, 6, 6)))
+    reach = dilation * (taps - 1)
+    height, width = (max(n + before + after, reach + 1) for n in (h, w))
+    x, weights = placeholder((c, h, w), f32, "X"), placeholder((o, c, taps, taps), f32, "W")
+
+    def element(ci: Expr, i: Expr, j: Expr) -> Expr:
+        inside = logical_and(i >= before, i < h + before, j >= before, j < w + before)
+        return select(inside, x[ci, i - before, j - before], const(0.0, f32))
+
+    pad = compute((c, height, width), element, "pad")
+    if rng.random() < 0.5:
+        made = pad
+        pad = compute((height, c, width), lambda i, ci, j: made[ci, i, j] * 1.0, "turned")
+    is_turned = pad.name == "turned"
+
+    def term(co: Expr, i: Expr, j: Expr, ci: Expr, di: Expr, dj: Expr) -> Expr:
+        row, column = i * stride + di * dilation, j * stride + dj * dilation
+        return (pad[row, ci, column] if is_turned else pad[ci, row, column]) * weights[co, ci, di, dj]
+
+    shape = (o, (height - reach - 1) // stride + 1, (width - reach - 1) // stride + 1)
+    y = reduce("sum", shape, (c, taps, taps), term, "conv")
+    z = compute(shape, lambda co, i, j: maximum(y[co, i, j], -1.0), "relu")
+    return create_prim_func("padded", [x, weights], [z]), [integers(rng, c, h, w), integers(rng, o, c, taps, taps)], ()
+
+
 def depthwise(rng: np.random.Generator) -> Problem:
     """A stencil per channel over a symbolic width."""
     c, width = int(rng.integers(1, 6)), int(rng.integers(3, 16))
@@ -338,7 +366,7 @@ CLASSES: dict[str, Callable[[np.random.Generator], Problem]] = {
     "csr": _one_of("csr_vector", "csr_matrix", *["csr_chain"] * 6),
     "paged": _one_of(*["paged_chain", "paged_sum_chain"]),
     **{rule.__name__: rule for rule in (gathered_rows, gathered_depth, int8, packed, half, weights_as_inputs)},
-    **{rule.__name__: rule for rule in (joined, pooled, batched, resized, converted, grouped)},
+    **{rule.__name__: rule for rule in (joined, pooled, batched, resized, converted, grouped, padded)},
 }
 
 

@@ -52,6 +52,7 @@ class Proposer:
             (self.layout, 1),
             (self.pad, 0.1 if self.is_aimed else 1),
             (self.blockize, 0.3),
+            (self.skip, 4.0 * (self.schedule.func.name == "padded")),
         )
         weights = np.array([weight for _, weight in moves])
         chosen = self.rng.choice(len(moves), p=weights / weights.sum())
@@ -167,6 +168,12 @@ class Proposer:
         block = self.block()
         axes = len(self.schedule.block(block).axes)
         self.schedule.pad_einsum(block, tuple(int(v) for v in self.rng.choice([1, 2, 4], axes)))
+
+    def skip(self) -> None:
+        if self.schedule.block("conv").init is not None:
+            loops = [loop for loop in self.schedule.loops_of("conv") if loop.startswith("r")]
+            self.schedule.decompose_reduction("conv", str(self.one(loops[:1])))
+        self.schedule.skip_padding("conv")
 
     def blockize(self) -> None:
         self.schedule.blockize(self.loop())

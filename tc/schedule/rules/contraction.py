@@ -37,6 +37,7 @@ from tc.schedule.rules.operands import (
     stage_operands,
     terms_in_words,
 )
+from tc.schedule.rules.padding import rows_of_taps
 from tc.schedule.rules.product import (
     operands_of,
     panel_stays_near,
@@ -379,6 +380,7 @@ def _tile_space(
         is_one_dim=_is_one_dim(schedule.extent_of(roles.lane)),
         in_words=terms_in_words(contraction) > 1,
         vector_bytes=target.vector_bits // 8,
+        taps=rows_of_taps(schedule, contraction, row_count),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.arith import simplify
 from tc.ir.expr import Const, Load, Var
+from tc.ir.loop import annotation
 from tc.ir.types import product as product_of_dims
 from tc.ir.x86_intrinsics import spread_name
 from tc.schedule.analysis import BlockInfo, Contraction
@@ -21,6 +22,7 @@ from tc.schedule.rules.common import (
 )
 from tc.schedule.rules.epilogue import block_info, driving_loops, result_lanes, total_of
 from tc.schedule.rules.operands import Dot, making_blocks, moves_apart, tile_product, words_along
+from tc.schedule.rules.padding import skip_padding
 from tc.schedule.rules.roles import TiledProduct
 from tc.schedule.rules.spatial import schedule_before, schedule_block
 from tc.schedule.rules.tile import (
@@ -151,6 +153,8 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     around = [_parts_loop(schedule, product.name)] if is_on_tiles and product.contraction.parts else nest.outer
     for loop, instruction in instructions.items():
         schedule.tensorize(loop, instruction)
+    if not instructions and annotation(schedule.func, "numerics") != "strict":
+        skip_padding(schedule, total.contraction.info.name)
     if product.dot is not None and product.dot.grid is not None and product.around is None:
         pays = tile_product(product.contraction, product.dot.lhs).interleaving_pays(product.dot.grid, product.target)
         interleave_stores(schedule, product.name, around, pays)

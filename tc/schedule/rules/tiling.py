@@ -108,7 +108,8 @@ class TileSpace:
     `is_one_dim`: a symbolic number of columns is one dim, which may be any size, rather than several together, which make a large one.
     `has_narrow`: there may be a version in narrower tiles for fewer columns than a tile's.
     `overlaps`: the last tile of rows begins early rather than ends late. `in_words`: several terms of a column of the rhs share a word, and
-    a whole panel is one stream. `vector_bytes`: of the rhs.
+    a whole panel is one stream. `vector_bytes`: of the rhs. `taps`: of the places of a window along rows, the first row and the one after
+    the last whose pixel is no padding; tiles of padding alone are left out.
     """
 
     rows: int | None
@@ -130,6 +131,7 @@ class TileSpace:
     overlaps: bool = False
     in_words: bool = False
     vector_bytes: int = LINE_BYTES
+    taps: tuple[tuple[int, int], ...] = ()
 
     @property
     def far_bytes(self) -> int:
@@ -212,7 +214,7 @@ class TileSpace:
         known = self.rows or 1
         rows = -(-known // tile.rows) * tile.rows if self.overlaps else known
         beside = rows * self.outer_rows * -(-blocks // tile.vectors) * self.row_cycles
-        return _total_cycles(rows, self.outer_rows, blocks, tile, self.far_bytes, self.machine) + beside
+        return _total_cycles(rows, self.outer_rows, blocks, tile, self.far_bytes, self.machine, self.taps) + beside
 
 
 @lru_cache(maxsize=8192)
@@ -257,7 +259,9 @@ def _distance(space: TileSpace, tile: Tile) -> int:
     return abs(tile.vectors - (NEAR_VECTORS if space.near_rhs or space.clashing_rows or space.in_words else PREFERRED_VECTORS))
 
 
-def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, far_bytes: int, machine: CoreRates) -> float:
+def _total_cycles(
+    rows: int, outer_rows: int, blocks: int, tile: Tile, far_bytes: int, machine: CoreRates, taps: tuple[tuple[int, int], ...] = ()
+) -> float:
     def over_blocks(tile_rows: int) -> float:
         full, rest = divmod(blocks, tile.vectors)
         left = cycles_per_step(tile_rows, rest, far_bytes, machine)
@@ -267,7 +271,11 @@ def _total_cycles(rows: int, outer_rows: int, blocks: int, tile: Tile, far_bytes
         full, rest = divmod(outer_rows, tile.outer_rows)
         return full * over_blocks(tile.all_rows) + (over_blocks(tile.rows * rest) if rest else 0.0)
     full, rest = divmod(rows, tile.rows)
-    return outer_rows * (full * over_blocks(tile.rows) + over_blocks(rest))
+    if not taps:
+        return outer_rows * (full * over_blocks(tile.rows) + over_blocks(rest))
+    shares = [sum(first < k + tile.rows and k < last for first, last in taps) / len(taps) for k in range(0, rows, tile.rows)]
+    beside = TILE_CYCLES * -(-blocks // tile.vectors)
+    return outer_rows * (sum(shares[:full]) * (over_blocks(tile.rows) + beside) + sum(shares[full:]) * (over_blocks(rest) + beside))
 
 
 @lru_cache(maxsize=256)
