@@ -17,7 +17,7 @@ from tc.codegen.c.names import Names
 from tc.codegen.c.packed import packed_load, packed_store
 from tc.codegen.c.scalars import AS_BITS, BITWISE, PRODUCT, UNARY, CValue, Scalars, c_type, literal
 from tc.codegen.c.vectors import ALIGNED, SIDE_BY_SIDE, LanePlace, Vectors, apart, at, from_
-from tc.codegen.dequantized import adds_dequantized
+from tc.codegen.fusing import adds_dequantized, makes_whole
 from tc.codegen.llvm.addresses import offset_of
 from tc.codegen.llvm.packed import is_packed
 from tc.codegen.llvm.places import Lane
@@ -135,7 +135,7 @@ class ExpressionWriter:
             case Load():
                 return self.load(expr)
             case Cast(operand=operand, dtype=dtype):
-                return self._apply(f"to_{dtype}", [self.value(operand)], lambda x: self.scalars.cast(x, dtype))
+                return self._apply(f"to_{dtype}", [self._operand(expr, operand)], lambda x: self.scalars.cast(x, dtype))
             case Select():
                 return self._select(expr)
             case Checked():
@@ -223,10 +223,18 @@ class ExpressionWriter:
     def fused(self, a: CValue, b: CValue, c: CValue) -> CValue:
         return self.vectors.apply("fma", [a, b, c], self.scalars.fused)
 
+    def _operand(self, expr: Cast | MathCall, operand: Expr) -> CValue:
+        """An operand of an expression that may make whole numbers: of such, operations are rounded one by one."""
+        strict = self.strict
+        self.strict = strict or makes_whole(expr)
+        value = self.value(operand)
+        self.strict = strict
+        return value
+
     def _math(self, expr: MathCall) -> CValue:
         if expr.name == "thread_index":
             return CValue("thread" if self.in_parallel else "0", i64)
-        args = [self.value(arg) for arg in expr.args]
+        args = [self._operand(expr, arg) for arg in expr.args]
         if self.has_short_indices and expr.dtype == i64 and expr.name in BITWISE and not any(arg.lanes for arg in args):
             return self.scalars.bitwise(expr.name, *args)  # of what is shorter, too
         if expr.name == "fma" and expr.dtype.is_float:

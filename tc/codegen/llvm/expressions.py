@@ -1,8 +1,8 @@
 """Values of expressions: scalars, or vectors where they depend on the vectorized loop.
 
-`x + a * b` is one fused multiply-add, unless numerics are strict or dequantized numbers are added. Differences are not: what is taken
-from a product may have been rounded from that product (the maximum of a softmax, a floor), and what is left of equal numbers is zero. No
-other float operation is reassociated.
+`x + a * b` is one fused multiply-add, unless numerics are strict, dequantized numbers are added, or a whole number is made of it.
+Differences are not: what is taken from a product may have been rounded from that product (the maximum of a softmax, a floor), and what
+is left of equal numbers is zero. No other float operation is reassociated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from tc.codegen.dequantized import adds_dequantized
+from tc.codegen.fusing import adds_dequantized, makes_whole
 from tc.codegen.llvm.bfloat import emit_from_bf16, emit_to_bf16
 from tc.codegen.llvm.builder import FunctionBuilder, Module, Value, int_value
 from tc.codegen.llvm.clipped_round import emit_clipped_round, emit_rounded_quotient, rounded_quotient
@@ -93,11 +93,11 @@ class ExpressionEmitter(MemoryEmitter):
             case Cast(operand=Load() as load, dtype=dtype) if dtype is f32 and (place := self.in_words(load)) is not None:
                 return float_in(self.b, place)
             case Cast(operand=Min() | Max()) if (found := as_clipped_round(expr)) is not None:
-                return emit_clipped_round(self.b, found, self.value)
+                return emit_clipped_round(self.b, found, self._unfused)
             case Cast(operand=MathCall()) if (quotient := rounded_quotient(expr)) is not None:
-                return emit_rounded_quotient(self.b, quotient, self.value)
+                return emit_rounded_quotient(self.b, quotient, self._unfused)
             case Cast(operand=operand, dtype=dtype):
-                return emit_cast(self.b, self.value(operand), operand.dtype, dtype)
+                return emit_cast(self.b, self._operand(expr, operand), operand.dtype, dtype)
             case Select():
                 return self._select(expr)
             case Checked():
@@ -124,6 +124,17 @@ class ExpressionEmitter(MemoryEmitter):
             case BinaryExpr():
                 return self._binary(expr)
         raise CodegenError(f"no code for {type(expr).__name__}")
+
+    def _operand(self, expr: Cast | MathCall, operand: Expr) -> Value:
+        """An operand of an expression that may make whole numbers."""
+        return self._unfused(operand) if makes_whole(expr) else self.value(operand)
+
+    def _unfused(self, expr: Expr) -> Value:
+        """The value of an expression whose operations are rounded one by one."""
+        strict, self.strict = self.strict, True
+        value = self.value(expr)
+        self.strict = strict
+        return value
 
     def _logical(self, op: str, lhs: Expr, rhs: Expr) -> Value:
         a = self.value(lhs)
@@ -281,7 +292,7 @@ class ExpressionEmitter(MemoryEmitter):
     def _math(self, expr: MathCall) -> Value:
         if expr.name == "thread_index":
             return Value("%thread", "i64") if self.in_parallel else int_value(0)
-        args = self.b.unify(*(self.value(arg) for arg in expr.args))
+        args = self.b.unify(*(self._operand(expr, arg) for arg in expr.args))
         name = expr.name
         dtype = expr.args[0].dtype
         if dtype == bf16:

@@ -1,12 +1,13 @@
-"""Sums of dequantized numbers, which are rounded term by term.
+"""Which products are fused with the sums that they are added to: x + a * b rounded once.
 
-Scales are often multiples of each other, and such sums then lie half way between two numbers of what they are quantized to, in bulk:
-a product that is not rounded decides otherwise than those who calibrated the network did.
+Not those of sums of dequantized numbers. Scales are often multiples of each other, and such sums then lie half way between two numbers of
+what they are quantized to, in bulk: a product that is not rounded decides otherwise than those who calibrated the network did. Nor those
+in what is made a whole number: places in an image often lie half way between two pixels, or on one.
 """
 
 from __future__ import annotations
 
-from tc.ir.expr import Add, BinaryExpr, Cast, Expr, Max, Min, Mul, Select, Sub
+from tc.ir.expr import Add, BinaryExpr, Cast, Expr, MathCall, Max, Min, Mul, Select, Sub
 
 
 def adds_dequantized(expr: BinaryExpr) -> bool:
@@ -15,6 +16,16 @@ def adds_dequantized(expr: BinaryExpr) -> bool:
     cast(a, f32) * 0.05 + (cast(b, f32) - 3.0) * 0.025
     """
     return isinstance(expr, Add) and _is_dequantized(expr.lhs) and _is_dequantized(expr.rhs)
+
+
+def makes_whole(expr: Cast | MathCall) -> bool:
+    """Whether an expression makes whole numbers of others: in these, each operation is rounded by itself."""
+    if isinstance(expr, Cast):
+        return expr.dtype.is_int and expr.operand.dtype.is_float
+    return expr.name in _TO_WHOLE
+
+
+_TO_WHOLE = frozenset(("ceil", "floor", "round", "trunc"))
 
 
 def _is_dequantized(expr: Expr) -> bool:
