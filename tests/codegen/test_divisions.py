@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from tc.interp import run_prim_func
 from tc.ir.dtype import DType, i8, i16, i32, i64, u8, u16, u32, u64
-from tc.ir.expr import BinaryExpr, Div, FloorDiv, FloorMod
+from tc.ir.expr import Div, Expr, FloorDiv, FloorMod, call
 from tc.schedule.rules import apply_rules
 from tc.target import Target, native_target
 from tc.te import compute, create_prim_func, placeholder
@@ -27,11 +29,15 @@ def _hard_quotients(dtype: DType, rng: np.random.Generator) -> tuple[np.ndarray,
     return np.append(a, pairs[0]).astype(dtype.numpy), np.append(b, pairs[1]).astype(dtype.numpy)
 
 
+def _truncated_mod(a: Expr, b: Expr) -> Expr:
+    return call("fmod", a, b)
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["native", "x86-64-v3"])
-@pytest.mark.parametrize("operation", [Div, FloorDiv, FloorMod])
+@pytest.mark.parametrize("operation", [Div, FloorDiv, FloorMod, _truncated_mod])
 @pytest.mark.parametrize("dtype", [i8, u8, i16, u16, i32, u32, i64, u64], ids=str)
-def test_vectors_are_divided_exactly(dtype: DType, operation: type[BinaryExpr], target: str, rng: np.random.Generator) -> None:
+def test_vectors_are_divided_exactly(dtype: DType, operation: Callable[[Expr, Expr], Expr], target: str, rng: np.random.Generator) -> None:
     machine = native_target() if target == "native" else Target.parse(target)
     with np.errstate(all="ignore"):
         a, b = _hard_quotients(dtype, rng)

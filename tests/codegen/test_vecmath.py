@@ -13,7 +13,7 @@ from tc.codegen.llvm.jit import compile_object, link
 from tc.codegen.llvm.vecmath import MATH_ULPS
 from tc.codegen.llvm.vector_libm import emit_function
 from tc.interp import run_prim_func
-from tc.ir.dtype import f32
+from tc.ir.dtype import DType, f32, f64
 from tc.ir.expr import call
 from tc.target import native_target
 from tc.te import compute, create_prim_func, placeholder
@@ -259,21 +259,26 @@ def test_powers_of_vectors_are_those_of_c(rng: np.random.Generator) -> None:
     assert error.max() <= MATH_ULPS.get("pow", 1.0)
 
 
-def test_remainders_of_vectors_are_those_of_c(rng: np.random.Generator) -> None:
-    ends = [0.0, 1.0, 2.0, 3.0, 0.1, 1e-45, 1e-40, 2.0**22, 2.0**22 + 1, 2.0**24, 3e38, np.inf, np.nan]
-    ends = np.array([*ends, *(-end for end in ends)], np.float32)
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_remainders_of_vectors_are_those_of_c(dtype: DType, rng: np.random.Generator) -> None:
+    kind, bits, digits = (np.float32, np.uint32, 22) if dtype is f32 else (np.float64, np.uint64, 51)
+    tiny, huge = np.finfo(kind).smallest_subnormal, np.finfo(kind).max
+    far = 2.0**digits
+    ends = [0.0, 1.0, 2.0, 3.0, 0.1, tiny, tiny * 9e4, far, far + 1, 4 * far, huge, np.inf, np.nan]
+    ends = np.array([*ends, *(-end for end in ends)], kind)
     grid = np.stack(np.meshgrid(ends, ends)).reshape(2, -1)
-    drawn = rng.integers(0, 2**32, (2, 4000), dtype=np.uint32).view(np.float32)
-    near = rng.uniform(-1, 1, (2, 20000)).astype(np.float32) * np.float32([[50], [3]])
-    steps = near[1] * rng.integers(1, 2000, 20000).astype(np.float32)  # quotients that are whole numbers, or next to them
-    whole = np.stack([np.nextafter(steps, rng.choice(np.float32([-np.inf, 0, np.inf]), 20000)), near[1]])
-    values, divisors = np.concatenate([grid, drawn, near, whole, np.stack([steps, near[1]])], axis=1)
-    x, y = (placeholder(values.shape, f32, name) for name in "xy")
+    drawn = rng.integers(0, np.iinfo(bits).max, (2, 4000), dtype=bits).view(kind)
+    near = rng.uniform(-1, 1, (2, 20000)).astype(kind) * np.array([[50], [3]], kind)
+    steps = near[1] * rng.integers(1, 2000, 20000).astype(kind)  # quotients that are whole numbers, or next to them
+    whole = np.stack([np.nextafter(steps, rng.choice(np.array([-np.inf, 0, np.inf], kind), 20000)), near[1]])
+    large = np.stack([near[0] * far / 20, near[1]])  # quotients on both sides of where they are near
+    values, divisors = np.concatenate([grid, drawn, near, whole, large, np.stack([steps, near[1]])], axis=1)
+    x, y = (placeholder(values.shape, dtype, name) for name in "xy")
     func = create_prim_func("remainder", [x, y], [compute(values.shape, lambda i: call("fmod", x[i], y[i]), "z")])
 
     (found,) = run(finish(func), [values, divisors])
 
     with np.errstate(all="ignore"):
-        exact = np.fmod(values.astype(np.float64), divisors.astype(np.float64)).astype(np.float32)
+        exact = np.fmod(values.astype(np.float64), divisors.astype(np.float64)).astype(kind)
     np.testing.assert_array_equal(found, exact)
     np.testing.assert_array_equal(np.signbit(found)[exact == 0], np.signbit(exact)[exact == 0])

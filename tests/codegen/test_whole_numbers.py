@@ -27,7 +27,7 @@ def whole_of_affine(operator: str, factor: float, addend: float, to: int | None 
 @pytest.mark.parametrize("target", ["native", pytest.param("c", marks=needs_compiler)])
 @pytest.mark.parametrize(
     ("operator", "to"),
-    [("Floor", None), ("Ceil", None), ("Round", None), ("Cast", TensorProto.INT32), ("Cast", TensorProto.INT64), ("Cast", TensorProto.INT8)],
+    [("Floor", None), ("Ceil", None), ("Round", None), *(("Cast", to) for to in (TensorProto.INT8, TensorProto.INT32, TensorProto.INT64))],
 )
 def test_whole_numbers_of_products_are_those_of_rounded_products(operator: str, to: int | None, target: str) -> None:
     rng = np.random.default_rng(3)

@@ -453,7 +453,7 @@ def ends_of_power(x: Number, y: Number, value: Number) -> Number:
 
 
 def near_fmod(x: Number, y: Number) -> tuple[Number, Number]:
-    """x - q y, exact where q is below 2^23, and q, the size of x / y without its fraction."""
+    """x - q y, exact where q is below 2^23, of f64 2^52, and q, the size of x / y without its fraction."""
     size, step = x.math("abs"), y.math("abs")
     quotient = (size / step).math("trunc")
     rest = (-quotient).fma(step, size)

@@ -134,7 +134,7 @@ def emit_division(builder: FunctionBuilder, expr: BinaryExpr, a: Value, b: Value
 
 
 def _divided(builder: FunctionBuilder, op: str, a: Value, b: Value) -> Value:
-    """sdiv, udiv or urem by what is not zero, and does not overflow.
+    """sdiv, udiv, srem or urem by what is not zero, and does not overflow.
 
     CPUs have no division of integers in vectors. Floats of twice the digits and more have quotients that are cut to the right integer:
     the quotient is at least 1 / b below the next integer, and by less than that it is rounded.
@@ -143,10 +143,10 @@ def _divided(builder: FunctionBuilder, op: str, a: Value, b: Value) -> Value:
     bits = int(a.element[1:])
     if not a.lanes or bits > 32 or b.text[0] != "%":
         return builder.binary(op, a, b)
-    convert, back = ("sitofp", "fptosi") if op == "sdiv" else ("uitofp", "fptoui")
+    convert, back = ("sitofp", "fptosi") if op[0] == "s" else ("uitofp", "fptoui")
     wide = [builder.convert(convert, each, "double" if bits == 32 else "float") for each in (a, b)]
     quotient = builder.convert(back, builder.binary("fdiv", *wide), a.element)
-    return builder.binary("sub", a, builder.binary("mul", quotient, b)) if op == "urem" else quotient
+    return builder.binary("sub", a, builder.binary("mul", quotient, b)) if op.endswith("rem") else quotient
 
 
 def _nonzero(builder: FunctionBuilder, value: Value) -> Value:
@@ -241,10 +241,10 @@ def _truncated_remainder(builder: FunctionBuilder, a: Value, b: Value, dtype: DT
     """The remainder with the sign of the dividend; 0 when the divisor is 0."""
     safe = _nonzero(builder, b)
     if dtype.kind == "uint":
-        return _zero_if_zero(builder, b, builder.binary("urem", a, safe))
+        return _zero_if_zero(builder, b, _divided(builder, "urem", a, safe))
     minus_one = builder.compare("icmp eq", safe, builder.int(-1, safe))
     safe = builder.select(minus_one, builder.int(1, safe), safe)
-    return _zero_if_zero(builder, b, builder.binary("srem", a, safe))
+    return _zero_if_zero(builder, b, _divided(builder, "srem", a, safe))
 
 
 def _integer_power(builder: FunctionBuilder, base: Value, power: Value, dtype: DType) -> Value:

@@ -1,4 +1,4 @@
-"""Functions of libm in f32 for all lanes of a vector at once: a call for each lane takes ten times as long."""
+"""Functions of libm in f32, and remainders in f64, for all lanes of a vector at once: a call for each lane takes ten times as long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tc.codegen.llvm.vecmath import emit_math
 
 FAR_ANGLE = 2.0**17
 """From here on sines, cosines and tangents are those of libm."""
-FAR_QUOTIENT = 2.0**22
+FAR_QUOTIENT = {"float": 2.0**22, "double": 2.0**51}
 """From here on remainders are those of libm."""
 
 
@@ -21,6 +21,8 @@ def emit_function(b: FunctionBuilder, name: str, *args: Value) -> Value:
     if element == "half":
         wide = emit_function(b, name, *(b.convert("fpext", arg, "float") for arg in args))
         return wide if wide.element == "i1" else b.convert("fptrunc", wide, element)
+    if element == "double" and name == "fmod":
+        return _near_or_far(b, name, *b.unify(*args))
     if element != "float" or name in b.module.f32_libm:
         return emit_math(b, name, *args)
     if name in _NEAR:
@@ -48,7 +50,7 @@ def _is_far(angle: Number) -> Value:
 
 def _fmod(x: Number, y: Number) -> tuple[Number, Value]:
     rest, quotient = near_fmod(x, y)
-    return rest, quotient.test("uge", FAR_QUOTIENT)
+    return rest, quotient.test("uge", FAR_QUOTIENT[x.v.element])
 
 
 _NEAR: dict[str, Callable[..., tuple[Number, Value]]] = {"sin": _sin, "cos": _cos, "tan": _tan, "fmod": _fmod}
