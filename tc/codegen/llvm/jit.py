@@ -52,11 +52,25 @@ def _target_machine(target: Target) -> llvm.TargetMachine:
 def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     """Promote allocas, clean up, hoist invariants. No vectorizer and no unroller: the schedule has decided.
 
+    These are the passes over functions, and a last cleaning. What LLVM's pipeline has for whole modules, and around its vectorizer, takes
+    as long again and changes nothing that was measured: kernels call nothing that could be inlined.
+
     llvmlite guards every call by one lock, though LLVM needs none between modules of different contexts: the optimizer and the
     code generator, where the time goes, are called past that lock.
     """
     builder = _pass_builder(machine)
-    _run_passes(builder.getModulePassManager(), module, builder)
+    functions = builder.getFunctionPassManager()
+    try:
+        for function in module.functions:
+            if not function.is_declaration:
+                ffi.lib._lib.LLVMPY_RunNewFunctionPassManager(functions, function, builder)
+    finally:  # as below
+        ffi.lib.LLVMPY_DisposeNewFunctionPassManger(functions)
+        functions.detach()
+    manager = llvm.create_new_module_pass_manager()
+    manager.add_instruction_combine_pass()
+    manager.add_simplify_cfg_pass()
+    _run_passes(manager, module, builder)
 
 
 def _optimize_products(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
