@@ -385,13 +385,13 @@ def _kept(dim: Expr, before: Expr, after: Expr) -> tuple[Expr, Expr]:
 
 def _source_index(index: Expr, dim: Expr, mode: str, is_near: bool) -> Expr:
     """Where an index outside [0, dim) takes its element from. `is_near`: it is no further out than the elements on the other side of
-    the edge, which needs no division for a reflection."""
+    the edge, which needs no division."""
     if mode == "edge":
         return maximum(minimum(index, dim - 1), 0)
+    if is_near:
+        return _near_index(index, dim, mode)
     if mode == "wrap":
         return index % dim
-    if is_near:
-        return _folded(index, dim)
     period = maximum((dim - 1) * 2, 1)  # reflect: 0 1 2 3 2 1 | 0 1 ...
     folded = index % period
     return minimum(folded, period - folded) if not is_const(dim, 1) else const(0)
@@ -406,7 +406,7 @@ def _near_index(index: Expr, dim: Expr, mode: str) -> Expr:
     """The same, without a division, where pads are smaller than their dims."""
     if mode == "reflect":
         return _folded(index, dim)
-    return Select(index < 0, index + dim, Select(index < dim, index, index - dim))
+    return Select(0 <= index, Select(index < dim, index, index - dim), index + dim)  # in the middle, all conditions hold
 
 
 def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:

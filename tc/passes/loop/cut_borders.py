@@ -53,7 +53,25 @@ def cut_borders(func: PrimFunc) -> PrimFunc:
     of a loop decides is asked once before it. Conditions that read memory stay, and so do loops that compute sums. Of a loop whose first
     iteration alone reads nothing that it has written, that one is apart.
     """
-    return replace(func, body=_cut(func.body, Facts.of(func.facts), frozenset(func.dims)))
+    return replace(func, body=_cut_rows(func.body, Facts.of(func.facts), frozenset(func.dims)))
+
+
+def _cut_rows(stmt: Stmt, facts: Facts, dims: frozenset[Var]) -> Stmt:
+    """`_cut`, and of a program's own loops those over the vectors of one row, which threads share: its ends are few."""
+    if isinstance(stmt, Seq):
+        return seq(*(_cut_rows(child, facts, dims) for child in stmt.stmts))
+    if isinstance(stmt, For) and _is_shared_row(stmt):
+        middle = _middle(stmt, facts, dims, LEAST_MIDDLE)
+        if middle is not None:
+            return _split(stmt, *middle, facts, dims)
+    return _cut(stmt, facts, dims)
+
+
+def _is_shared_row(loop: For) -> bool:
+    """Whether threads share the vectors of a row, some of which are gathered."""
+    if loop.kind is not LoopKind.PARALLEL or not (_saves_gathers(loop) and _is_copy(loop) and _is_small(loop)):
+        return False
+    return all(node.kind is LoopKind.VECTORIZED for node in walk(loop.body) if isinstance(node, For))
 
 
 def _cut(stmt: Stmt, facts: Facts, dims: frozenset[Var], *, at_end: bool = False) -> Stmt:
@@ -152,15 +170,19 @@ def _is_gathered(loop: For) -> bool:
     if not _chooses_places(loop):
         return False
     indices = [index for node in walk(loop) if isinstance(node, Load) for index in node.indices if has_choices(index)]
-    choices = [node for index in indices for node in walk(index) if isinstance(node, (Max, Min)) and node.dtype == i64]
+    choices = [node for index in indices for node in walk(index) if _is_choice(node)]
     return any(loop.var in variables(node) for node in choices)
+
+
+def _is_choice(node: Node) -> bool:
+    """Whether a node is one of two indices."""
+    return isinstance(node, (Max, Min, Select)) and node.dtype == i64
 
 
 @cached_on_node
 def _chooses_places(node: Node) -> bool:
-    """Whether there is of two indices the larger or the smaller one at or below a node."""
-    is_one = isinstance(node, (Max, Min)) and node.dtype == i64
-    return is_one or any(_chooses_places(child) for child in children(node) if has_choices(child))
+    """Whether there is one of two indices at or below a node."""
+    return _is_choice(node) or any(_chooses_places(child) for child in children(node) if has_choices(child))
 
 
 def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
@@ -266,6 +288,8 @@ def _bound(part: Expr, var: Var, inner: Mapping[Var, Expr], dims: frozenset[Var]
 def _split(loop: For, first: Expr, last: Expr, known: Collection[Expr], facts: Facts, dims: frozenset[Var]) -> Stmt:
     def part(begin: Expr, end: Expr, source: For, at_end: bool) -> Stmt:
         copy, extent = fresh_binders(source), simplify(end - begin, facts)
+        if at_end and copy.kind is LoopKind.PARALLEL:
+            copy = replace(copy, kind=LoopKind.SERIAL)
         if prove(equal(extent, 1), facts) is True:
             return _cut(simplify_statement(substitute(copy.body, {copy.var: begin}), facts), facts, dims, at_end=at_end)
         inside = facts.with_range(copy.var, extent)
@@ -273,7 +297,9 @@ def _split(loop: For, first: Expr, last: Expr, known: Collection[Expr], facts: F
         moved = replace(copy, extent=extent, body=body)
         if prove(extent <= 0, facts) is True:
             return Seq(())
-        return replace(moved, body=_cut(body, inside, dims, at_end=True)) if at_end else _cut_loop(moved, facts, dims, False)
+        if at_end:
+            return replace(moved, body=_cut(body, inside, dims, at_end=True))
+        return _cut_rows(moved, facts, dims) if loop.kind is LoopKind.PARALLEL else _cut_loop(moved, facts, dims, False)
 
     middle = part(first, last, _without(loop, known), False)
     return seq(part(const(0), first, loop, True), middle, part(last, loop.extent, loop, True))
