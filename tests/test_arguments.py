@@ -52,6 +52,8 @@ WRONG_REQUESTS: dict[str, tuple[Callable[[], Any], str]] = {
     "dims float": (lambda: tc.compile(MODEL, dims={"batch": 4.0}), "dims: batch is 4.0, must be a whole number"),
     "dims bool": (lambda: tc.compile(MODEL, dims={"batch": True}), "dims: batch is True"),
     "dims none": (lambda: tc.compile(MODEL, dims={"batch": None}), "dims: batch is None"),
+    "dims beyond 64 bits": (lambda: tc.compile(MODEL, dims={"batch": 2**70}), "dims: batch is 1180591620717411303424, no size of a tensor"),
+    "dim up to beyond 64 bits": (lambda: tc.Dim(1, 2**63), "Dim: hi is 9223372036854775808, no size of a tensor"),
     "dims negative": (lambda: tc.compile(MODEL, dims={"batch": -1}), "dims: batch is -1, must not be negative"),
     "dims pair": (lambda: tc.compile(MODEL, dims={"batch": (1, 4)}), r"dims: batch is \(1, 4\)"),
     "dims number": (lambda: tc.compile(MODEL, dims={3: 4}), "dims: 3 is not the name of a dim"),

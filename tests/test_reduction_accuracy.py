@@ -70,16 +70,29 @@ def _lse(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     return top + np.log(np.exp(x - top).sum(axes, keepdims=True))
 
 
-def _normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float = 1e-9) -> np.ndarray:
+def _normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarray:
     d = x - x.mean(axes, keepdims=True)
     return d / np.sqrt((d * d).mean(axes, keepdims=True) + epsilon)
 
 
-def _normalized_bound(x: np.ndarray, axes: tuple[int, ...], y: np.ndarray, epsilon: float = 1e-9) -> np.ndarray:
+def _normalized_bound(x: np.ndarray, axes: tuple[int, ...], y: np.ndarray, epsilon: float) -> np.ndarray:
     """The mean's error and the rounding of x - mean, each over the deviation, and half of what the variance is off by."""
     steps = depth(_terms(x, axes))
     deviation = np.sqrt(x.var(axes, keepdims=True) + epsilon)
     of_mean = (steps + 3) * U * np.abs(x).mean(axes, keepdims=True) / deviation
+    return of_mean + np.abs(y) * (steps / 2 + 8) * U + np.abs(y) * of_mean**2
+
+
+def _mean_variance(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    d = x - x.mean(axes, keepdims=True)
+    return d / (np.sqrt((d * d).mean(axes, keepdims=True)) + 1e-9)
+
+
+def _mean_variance_bound(x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> np.ndarray:
+    """The same, the mean of what is off it, and of what rounding left of it, being taken off again."""
+    steps = depth(_terms(x, axes))
+    off = np.abs(x - x.mean(axes, keepdims=True)) + (steps + 3) * U * np.abs(x).mean(axes, keepdims=True)
+    of_mean = (steps + 3) * U * off.mean(axes, keepdims=True) / (x.std(axes, keepdims=True) + 1e-9)
     return of_mean + np.abs(y) * (steps / 2 + 8) * U + np.abs(y) * of_mean**2
 
 
@@ -113,7 +126,7 @@ KINDS = {
     "ReduceMax": Kind("ReduceMax(x, a)", lambda x, a: x.max(a, keepdims=True), lambda x, a, y: 0 * y),
     "ReduceMin": Kind("ReduceMin(x, a)", lambda x, a: x.min(a, keepdims=True), lambda x, a, y: 0 * y),
     "MeanVarianceNormalization": Kind(
-        "MeanVarianceNormalization<axes=AXES>(x)", _normalized, _normalized_bound, keeps_shape=True
+        "MeanVarianceNormalization<axes=AXES>(x)", _mean_variance, _mean_variance_bound, keeps_shape=True
     ),
 }
 

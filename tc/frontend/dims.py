@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from tc.errors import UserError
 
+LARGEST_SIZE = 2**63 - 1
+"""Sizes are held in 64 bits."""
+
 
 @dataclass(frozen=True)
 class Dim:
@@ -63,4 +66,6 @@ def _whole(value: object, what: str, other: str = "") -> int:
         number = None
     if number is None or isinstance(value, bool):
         raise UserError(f"{what} is {value!r}, must be a whole number{other}")
+    if abs(number) > LARGEST_SIZE:
+        raise UserError(f"{what} is {number}, no size of a tensor: these are below 2**63")
     return number

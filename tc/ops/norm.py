@@ -115,8 +115,10 @@ def _normalized(
     affine: Callable[[Expr, Sequence[Expr]], Expr],
     name: str,
     centred: bool = True,
+    of_deviation: bool = False,
 ) -> Tensor:
-    """(x - mean) / sqrt(mean((x - mean)^2) + epsilon), then `affine(value, axes)`; without centring the mean is taken as 0."""
+    """(x - mean) / sqrt(mean((x - mean)^2) + epsilon), then `affine(value, axes)`; without centring the mean is taken as 0. `of_deviation`:
+    epsilon is added to the root; what rounding leaves of the mean is taken from x - mean then, which such an epsilon would not cover."""
     dtype = sum_dtype(x.dtype)
     count = cast(simplify(product(tuple(x.shape[axis] for axis in axes))), dtype)
 
@@ -128,43 +130,59 @@ def _normalized(
         total = reduce_stage("sum", x, axes, True, lambda value: cast(value, dtype), f"{name}_sum")
         mean = te.compute(total.shape, lambda *places: total[places] / count, f"{name}_mean")
 
-    def centre(places: Sequence[Expr]) -> Expr:
+    def centre(places: Sequence[Expr], rest: Tensor | None = None) -> Expr:
         value = cast(x[tuple(places)], dtype)
-        return value if mean is None else value - mean[pinned(places)]
+        value = value if mean is None else value - mean[pinned(places)]
+        return value if rest is None else value - rest[pinned(places)] / count
 
     shape = x.shape
     kept = [d for d in range(len(shape)) if d not in axes]
     pinned_shape = tuple(const(1) if d in axes else dim for d, dim in enumerate(shape))
 
-    def square(*places: Expr) -> Expr:
+    def summed(places: Sequence[Expr], rest: Tensor | None = None) -> Expr:
         spatial, reduction = places[: len(shape)], places[len(shape) :]
         index = list(spatial)
         for axis, place in zip(axes, reduction, strict=True):
             index[axis] = place
-        value = centre(index)
+        return centre(index, rest)
+
+    summed_dims = [shape[axis] for axis in axes]
+    rest = te.reduce("sum", pinned_shape, summed_dims, lambda *places: summed(places), f"{name}_rest") if of_deviation else None
+
+    def square(*places: Expr) -> Expr:
+        value = summed(places, rest)
         return value * value
 
-    squares = te.reduce("sum", pinned_shape, [shape[axis] for axis in axes], square, f"{name}_square")
+    squares = te.reduce("sum", pinned_shape, summed_dims, square, f"{name}_square")
+
+    def scaled(*places: Expr) -> Expr:
+        variance, least = squares[places] / count, const(epsilon, dtype)
+        return const(1.0, dtype) / (call("sqrt", variance) + least) if of_deviation else call("rsqrt", variance + least)
+
     factor = te.compute(
         pinned_shape,
-        lambda *places: call("rsqrt", squares[places] / count + const(epsilon, dtype)),
+        scaled,
         f"{name}_factor",
     )
     del kept
     return te.compute(
         shape,
-        lambda *places: cast(affine(centre(places) * factor[pinned(places)], places), x.dtype),
+        lambda *places: cast(affine(centre(places, rest) * factor[pinned(places)], places), x.dtype),
         name,
     )
 
 
-def _np_normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float, centred: bool = True) -> np.ndarray:
+def _np_normalized(
+    x: np.ndarray, axes: tuple[int, ...], epsilon: float, centred: bool = True, of_deviation: bool = False
+) -> np.ndarray:
     values = wide(x)
     with np.errstate(all="ignore"):
         if centred:
-            values = values - values.mean(axis=axes, keepdims=True)
+            for _ in range(2 if of_deviation else 1):
+                values = values - values.mean(axis=axes, keepdims=True)
         squares = (values * values).mean(axis=axes, keepdims=True)
-        return values / np.sqrt(squares + np.asarray(epsilon, values.dtype))
+        least = np.asarray(epsilon, values.dtype)
+        return values / (np.sqrt(squares) + least if of_deviation else np.sqrt(squares + least))
 
 
 def _trailing(tensor: Tensor | None, places: Sequence[Expr], shape: Sequence[Expr], dtype: Any) -> Expr | None:
@@ -331,7 +349,7 @@ def _compute_mean_variance(tensors: Tensors, attrs: Attrs, types: Sequence[Tenso
     x = tensors[0]
     assert x is not None
     axes = normalize_axes(attrs.axes, len(x.shape), "mean_variance_norm")
-    return _normalized(x, axes, 1e-9, lambda value, places: value, "mean_variance_norm")
+    return _normalized(x, axes, 1e-9, lambda value, places: value, "mean_variance_norm", of_deviation=True)
 
 
 register(
@@ -342,6 +360,7 @@ register(
             arrays[0],  # type: ignore[arg-type]
             normalize_axes(attrs.axes, arrays[0].ndim, "mean_variance_norm"),  # type: ignore[union-attr]
             1e-9,
+            of_deviation=True,
         ).astype(arrays[0].dtype),  # type: ignore[union-attr]
         _compute_mean_variance,
         {"axes": (0, 2, 3)},

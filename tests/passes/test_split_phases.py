@@ -38,6 +38,20 @@ def test_phases_of_floats(case: int, has_bias: bool) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * w[:, 0].size)
 
 
+@pytest.mark.parametrize(("stride", "kernel", "is_split"), [(320, 640, True), (700, 900, True), (4096, 1, True), (8192, 3, False)])
+def test_hops_of_sound_are_phases_and_larger_ones_stay(stride: int, kernel: int, is_split: bool) -> None:
+    """Their phases were looked for in time that grew with the square of the stride."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((1, 2, 5)).astype(np.float32), rng.standard_normal((2, 3, kernel)).astype(np.float32)
+    attrs = {"strides": [stride]}
+    model = make_model([node("ConvTranspose", "x w", "y", **attrs)], {"x": (np.float32, ["n", 2, "s"])}, ["y"], {"w": w})
+
+    made = ops_of(run_pipeline(load_model(model).module, SIMPLIFY + SPLIT, {"block": 8}))
+
+    assert ("conv_transpose" not in made) == is_split
+    np.testing.assert_allclose(tc.compile(model, threads=1)(x), transposed(x, w, attrs), rtol=1e-5, atol=1e-5)
+
+
 def test_taps_that_no_phase_lacks_are_strict_too() -> None:
     """Zeros in place of taps that are not there would make NaN of infinities."""
     strict = STRICT_SIMPLIFY + STRICT_SPLIT

@@ -237,6 +237,33 @@ def test_an_empty_axis_has_no_valid_index() -> None:
             module(empty, np.array([index]))
 
 
+_EXPANDED = "int64[1] i, int64[1] s) => (float[m{rest}] y) {{ k = Expand(i, s) "
+NOTHING = {
+    name: f"g (float[n{rest}] x, {_EXPANDED.format(rest=rest)}{nodes} }}"
+    for name, rest, nodes in (
+        ("an index for no rows", "", "y = Gather(x, k)"),
+        ("a computed one", "", "l = Add(k, k) h = Sub(l, k) y = Gather(x, h)"),
+        ("elements", "", "y = GatherElements(x, k)"),
+        ("in two loops", ",5", "y = Gather(x, k)"),
+        ("an index of an index", "", "c = Cast<to=7>(x) j = Gather(c, k) y = Gather(x, j)"),
+    )
+}
+
+
+@pytest.mark.parametrize("text", NOTHING.values(), ids=NOTHING)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_index_that_nothing_asks_for_is_not_looked_at(text: str, threads: int) -> None:
+    """Its check had left the loop over what is gathered, which is of no iteration."""
+    module = tc.compile(parse(text), threads=threads)
+    shape = (2, 5) if "[n,5]" in text else (2,)
+    full, empty = guarded_copy(np.ones(shape, np.float32)), guarded_copy(np.zeros((0, *shape[1:]), np.float32))
+    for x, index in ((full, 7), (full, -(2**62)), (empty, 0)):
+        assert module(x, np.array([index]), np.array([0])).size == 0
+        with pytest.raises(InputError, match=f"index {index} is out of range for axis 0 of size {len(x)}"):
+            module(x, np.array([index]), np.array([3]))
+    assert (module(full, np.array([1]), np.array([3])) == 1).all()
+
+
 def test_an_index_made_from_nan_is_checked_like_any_other() -> None:
     module = tc.compile(
         parse("g (float[4,5] x, float[n] f) => (float[n,5] y) { i = Cast<to=7>(f) y = Gather<axis=0>(x, i) }")

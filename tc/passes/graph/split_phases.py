@@ -70,25 +70,38 @@ class PhaseAxis:
 def _axis(window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
     """The phases of spatial axis d, of as few places for taps as any first phase leads to; None when the padding would depend on the
     size."""
-    found = [_axis_from(first, window, d, size, result) for first in range(window.strides[d])]
-    return min((axis for axis in found if axis is not None), key=lambda axis: axis.kernel, default=None)
+    counts = [(len(_offsets(first, window, d)[1]), first) for first in range(window.strides[d])]
+    for _, first in sorted(each for each in counts if each[0]):
+        axis = _axis_from(first, window, d, size, result)
+        if axis is not None:
+            return axis
+    return None
+
+
+def _offsets(first: int, window: Window, d: int) -> tuple[dict[tuple[int, int], int], range]:
+    """The tap of each phase at each of its offsets into the input, and all offsets."""
+    stride, begin, apart = window.strides[d], window.begin[d] - first, window.dilations[d]
+    taps = {((t * apart - begin) % stride, -((t * apart - begin) // stride)): t for t in range(int(window.kernel[d]))}
+    if not taps:
+        return {}, range(0)
+    low, high = min(o for _, o in taps), max(o for _, o in taps)
+    step = gcd(*(o - low for _, o in taps)) or 1
+    low -= step * max(-(-low // step), 0)
+    return taps, range(low, high + 1, step)
 
 
 def _axis_from(first: int, window: Window, d: int, size: Expr, result: Expr) -> PhaseAxis | None:
-    stride, begin, kernel, apart = window.strides[d], window.begin[d] - first, int(window.kernel[d]), window.dilations[d]
-    places = [(a, a + begin - t * apart, t) for a in range(stride) for t in range(kernel)]
-    offsets = {(a, place // stride): t for a, place, t in places if place % stride == 0}
-    if not offsets:
+    stride = window.strides[d]
+    tap_at, offsets = _offsets(first, window, d)
+    if not tap_at:
         return None
-    low, high = min(o for _, o in offsets), max(o for _, o in offsets)
-    step = gcd(*(o - low for _, o in offsets)) or 1
-    low -= step * max(-(-low // step), 0)
-    taps = tuple(tuple(offsets.get((a, o), -1) for o in range(low, high + 1, step)) for a in range(stride))
+    taps = tuple(tuple(tap_at.get((a, o), -1) for o in offsets) for a in range(stride))
     positions = (result + (first + stride - 1)) // stride
-    pad_end = simplify(positions - 1 + high + 1 - size)
+    pad_end = simplify(positions + offsets[-1] - size)
     if not isinstance(pad_end, Const):
         return None
-    return PhaseAxis(taps, step, -low, max(int(pad_end.value), 0), first)  # what is made beyond a cropped end is sliced off
+    end = max(int(pad_end.value), 0)  # what is made beyond a cropped end is sliced off
+    return PhaseAxis(taps, offsets.step, -offsets.start, end, first)
 
 
 def phase_rules(block: int, strict: bool = False) -> tuple[GraphRule, ...]:
@@ -140,6 +153,9 @@ def _as_convolution(b: GraphBuilder, m: Match, block: int, strict: bool) -> Atom
     channels = phase_channels(w.shape[1], block, groups)
     return interleave(b, _convolved(b, m, found, strides, channels), found, strides, channels, result, m.call("conv").span, groups)
 
+
+MOST_PHASES = 4096
+"""Of more the weights alone, which have channels for each, would be large beside those that are given."""
 
 LEAST_POSITIONS = 8
 """Of an image along each axis, that Winograd's method has few of its tiles of six cut short."""
@@ -253,8 +269,11 @@ def _as_convolutions(
 def phase_axes(
     attrs: Attrs, weights: Sequence[int], x: TensorType, result: TensorType
 ) -> tuple[Sequence[int], list[PhaseAxis] | None]:
-    """The strides, and what each spatial axis of a transposed convolution is; None where the padding depends on sizes."""
+    """The strides, and what each spatial axis of a transposed convolution is; None where the padding depends on sizes, and of too many
+    phases."""
     window = window_of(attrs, weights[2:], x.rank - 2, "conv_transpose")
+    if prod(window.strides) > MOST_PHASES:
+        return window.strides, None
     axes = [_axis(window, d, x.shape[2 + d], result.shape[2 + d]) for d in range(x.rank - 2)]
     found = [axis for axis in axes if axis is not None]
     return window.strides, found if len(found) == len(axes) else None

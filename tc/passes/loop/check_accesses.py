@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 
 from tc.errors import CodegenError
 from tc.ir.access import WORDS_PER_CHECK, AccessCheck, checks_attribute
@@ -65,7 +66,8 @@ def check_accesses(func: PrimFunc) -> PrimFunc:
                                                                          faults[0, 0] = 1; faults[0, 1] = index; faults[0, 2] = m
 
     `faults` is a further output; the attribute "checks" holds the messages. A check stands outside the loops that it does not depend
-    on. An access at an index that is loaded, or depends on a loop whose extent is, needs no check where it is proved in range.
+    on, and is passed where one of them is of no iteration. An access at an index that is loaded, or depends on a loop whose extent is,
+    needs no check where it is proved in range.
     CodegenError where the condition of a `While` needs a check.
     """
     if not _depends_on_data(func.body):
@@ -110,6 +112,7 @@ class _Test:
 
     `source`: the index as it was written; `path`: where in its statement it is needed; `in_branch`: made only where a condition on data
     chooses the access. `needs`: the variables that must be in scope. `is_stable`: nothing that it reads is written by the function.
+    `asked`: where there is the statement at all, once the test has left loops that may be of no iteration.
     """
 
     given: Var
@@ -124,6 +127,11 @@ class _Test:
     in_branch: bool
     needs: frozenset[Var]
     is_stable: bool
+    asked: Expr = TRUE
+
+    def outside(self, extent: Expr) -> _Test:
+        """The test outside of a loop of so many iterations, which may be none."""
+        return replace_fields(self, asked=logical_and(self.asked, const(0) < extent), needs=self.needs | variables(extent))
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,7 @@ class _Checker:
         self.made: dict[tuple[object, ...], _Test] = {}
         self.test_of: dict[Var, _Test] = {}
         self.launch: frozenset[Var] | None = None  # the outermost loops of the launch that is being looked at
+        self.kept = frozenset[Var]()  # loops of which data may say that they are of no iteration
 
     def function_body(self) -> Stmt:
         return self.wrap(*self.statement(self.func.body, _Scope(Facts.of(self.func.facts))))
@@ -239,10 +248,16 @@ class _Checker:
         goes_on = loop.kind in (LoopKind.PARALLEL, LoopKind.BOUND) and isinstance(loop.body, For) and loop.body.kind is loop.kind
         around = nest | {loop.var}
         is_launch = is_bound and around == self.launch
+        may_be_empty = prove(const(0) < extent, scope.facts) is not True
+        if may_be_empty and scope.is_tainted(extent):
+            self.kept |= {loop.var}
         body, wanted = self.statement(loop.body, inside, around if goes_on else frozenset())
         if not goes_on:
-            stay, leave = _split(wanted, lambda test: is_launch or bool(around & test.needs) or not self._may_leave(test, scope))
+            kept = is_launch or bool(around & self.kept)
+            stay, leave = _split(wanted, lambda test: kept or bool(around & test.needs) or not self._may_leave(test, scope))
             body, wanted = self.wrap(body, stay), leave
+        if may_be_empty:
+            wanted = [test.outside(extent) for test in wanted]
         self.launch = outer
         return replace(loop, extent=extent, body=body), _unique([*tests, *wanted])
 
@@ -280,16 +295,18 @@ class _Checker:
     def wrap(self, body: Stmt, tests: list[_Test]) -> Stmt:
         """`body`, if all tests are passed; the first is outermost."""
         for test in reversed(tests):
-            words = (const(1), test.given, test.extent)
+            loaded, holds, words = test.loaded, test.holds, (const(1), test.given, test.extent)
+            if test.asked is not TRUE:
+                loaded, holds = select(test.asked, loaded, const(0)), logical_or(logical_not(test.asked), holds)
             report = seq(*(Store(self.faults, (const(test.row), const(k)), word) for k, word in enumerate(words)))
             fresh = {test.given: Var(test.given.name, i64), test.index: Var(test.index.name, i64)}
-            guarded: Stmt = substitute(If(test.holds, body, report), fresh)
+            guarded: Stmt = substitute(If(holds, body, report), fresh)
             value = substitute(test.value, fresh)
             if value is fresh[test.given]:
                 guarded = substitute(guarded, {fresh[test.index]: value})
             else:
                 guarded = Let(fresh[test.index], value, guarded)
-            body = Let(fresh[test.given], test.loaded, guarded)
+            body = Let(fresh[test.given], loaded, guarded)
         return body
 
     # -- expressions
@@ -406,7 +423,14 @@ def _part_reads_within(expr: Expr, facts: Facts) -> bool:
 
 
 def _unique(tests: Iterable[_Test]) -> list[_Test]:
-    return list(dict.fromkeys(tests))
+    """Each test once, asked wherever one of them is."""
+    found: dict[Var, _Test] = {}
+    for test in tests:
+        known = found.get(test.given)
+        if known is not None and known is not test:
+            test = replace_fields(known, asked=logical_or(known.asked, test.asked), needs=known.needs | test.needs)
+        found[test.given] = test
+    return list(found.values())
 
 
 def _split(tests: list[_Test], stays: Callable[[_Test], bool]) -> tuple[list[_Test], list[_Test]]:
