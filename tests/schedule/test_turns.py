@@ -105,3 +105,49 @@ def test_pairs_within_several_rows_of_one(width: int, heads: int, is_symbolic: b
     np.testing.assert_allclose(found, np.stack([first * c - second * d, first * d + second * c], -1).reshape(x.shape), atol=1e-5)
     if width == 64 and not is_symbolic:
         assert "transpose=1" in tc.lower(model, "scheduled", target="x86-64-v3").as_text()
+
+
+HEADS = {
+    "boxes": [node("Transpose", "x", "t", perm=[0, 2, 3, 1]), node("Reshape", "t s", "r"), node("Mul", "r k", "y")],
+    "boxes of two images": [
+        node("Transpose", "x", "t", perm=[0, 2, 3, 1]),
+        node("Reshape", "t s", "r"),
+        node("Transpose", "x", "u", perm=[0, 3, 2, 1]),
+        node("Reshape", "u s", "v"),
+        node("Concat", "r v", "j", axis=1),
+        node("Mul", "j k", "y"),
+    ],
+    "half of them": [
+        node("Transpose", "x", "t", perm=[0, 2, 3, 1]),
+        node("Reshape", "t s", "r"),
+        node("Slice", "r one three two", "h"),
+        node("Add", "h h", "y"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("shape", [(1, 24, 38, 38), (2, 16, 5, 7), (1, 4, 1, 9), (3, 8, 33, 1)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int64])
+def test_few_columns_of_what_is_transposed(name: str, shape: tuple[int, ...], dtype: type, rng: np.random.Generator) -> None:
+    literals = {"s": np.array([shape[0], -1, 4]), "k": np.array([1, 2, 3, 1], dtype)}
+    literals |= {word: np.array([number]) for word, number in (("one", 1), ("two", 2), ("three", 3))}
+    x = rng.integers(0, 9, shape).astype(dtype)
+    rows, turned = (x.transpose(order).reshape(shape[0], -1, 4) for order in ((0, 2, 3, 1), (0, 3, 2, 1)))
+    want = {"boxes": rows * literals["k"], "half of them": 2 * rows[..., 1:3]}.get(name, np.concatenate([rows, turned], 1) * literals["k"])
+    for dims in (list(shape), ["n", shape[1], "h", "w"]):
+        if name != "half of them" and dims != list(shape):
+            literals["s"] = np.array([0, -1, 4])
+        module = tc.compile(make_model(HEADS[name], {"x": (dtype, dims)}, ["y"], literals), threads=2)
+        np.testing.assert_array_equal(module(x), want.astype(dtype))
+
+
+def test_phases_apart_are_interleaved_in_registers() -> None:
+    """Of blocks of channels, of which each element was taken by itself: four times as long as what it is now."""
+    w = np.ones((64, 64, 3, 3), np.float32)
+    attrs = {"strides": [2, 2], "pads": [1] * 4, "output_padding": [1, 1]}
+    model = make_model([node("ConvTranspose", "x w", "y", **attrs)], {"x": (np.float32, [1, 64, 32, 32])}, ["y"], {"w": w})
+    text = tc.lower(model, "final", target="x86-64-v4").as_text()
+    last = text[text.rindex("@loops") :]
+
+    assert "vectorized(2)" in last and "for n_1 in range(2)" not in last

@@ -6,6 +6,7 @@ from itertools import islice
 
 from tc.cost.typical import USUAL_DIM, USUAL_PRODUCT
 from tc.errors import ScheduleError
+from tc.ir.arith import simplify
 from tc.ir.byte_table import PERMUTES_BYTES, place_in_table
 from tc.ir.expr import Buffer, Const, Div, Expr, FloorDiv, FloorMod, Load, Lt, MathCall, Select, Var, const, is_const
 from tc.ir.loop import Store
@@ -13,6 +14,7 @@ from tc.ir.node import Node, cached_on_node, children, walk
 from tc.ir.polynomial import linear_coefficients
 from tc.ir.uses import buffers_read, reads_memory, variables
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers
+from tc.schedule.layout import facts_of_axes
 from tc.schedule.parts import choice_ends
 from tc.schedule.step import Schedule
 from tc.target import Target
@@ -37,6 +39,9 @@ SYMBOLIC_BAND = 6
 """How many it has: a window of five rows pads ten for six of the result, rather than five for each."""
 
 
+MOST_TURNED = 7
+"""Columns of a result, fewer than a vector has lanes, before which transpositions are made in a pass of their own."""
+
 MOST_UNREAD = 4
 """Elements that are computed before for each that is computed with them, at most."""
 
@@ -48,7 +53,7 @@ def inline_elementwise(schedule: Schedule, *, keeps_tables: bool) -> None:
     while changed:
         changed = False
         infos = block_infos(schedule.func)
-        for info in infos:
+        for info in sorted(infos, key=_is_transposition):  # by whom that is read shows when all else is inlined
             if _should_inline(info, infos, schedule) and not (keeps_tables and _is_table(info, infos)):
                 try:
                     schedule.compute_inline(info.name)
@@ -75,6 +80,8 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
     if (_has_select(info.writes[0].value) or _is_transposition(info)) and any(
         r.reduction_axes and _is_rescanned(r, info) for r in readers
     ):
+        return False
+    if len(readers) == 1 and _is_transposition(info) and _joins_columns(readers[0], info, schedule):
         return False
     if _is_padding(info.writes[0].value) and not all(
         _num_points(reader) <= _num_points(info) or (_is_joined(info) and _reads_once(reader, buffer)) for reader in readers
@@ -182,6 +189,29 @@ def _is_transposition(info: BlockInfo) -> bool:
         for load in loads_of(info)
         if load.indices
     )
+
+
+def _joins_columns(reader: BlockInfo, info: BlockInfo, schedule: Schedule) -> bool:
+    """Whether a block stores few columns, which it takes from rows side by side, or as they lie: vectors of rows are interleaved, or
+    copied, in registers then, where of what is transposed as well it would take elements one by one (two to four times as long)."""
+    axes = [axis for axis in reader.block.axes if not is_const(axis.extent, 1)]
+    if not reader.is_spatial or len(axes) < 2 or not isinstance(axes[-1].extent, Const) or axes[-1].extent.value > MOST_TURNED:
+        return False
+    if _num_points(reader) < _num_points(info):
+        return False
+    row, column, columns = axes[-2].var, axes[-1].var, int(axes[-1].extent.value)
+    facts = facts_of_axes(schedule.func)
+    for load in reader.reads_of(info.writes[0].buffer):
+        offset: Expr = const(0)
+        for index, dim in zip(load.indices, load.buffer.shape, strict=True):
+            offset = offset * dim + (const(0) if is_const(dim, 1) else index)
+        form = linear_coefficients(simplify(offset, facts), [row, column])
+        if form is None:
+            return False
+        step, across = form[0].get(row, const(0)), form[0].get(column, const(0))
+        if not (is_const(step, 1) if not is_const(across, 1) else is_const(step, columns)):
+            return False
+    return True
 
 
 def _is_rescanned(reader: BlockInfo, info: BlockInfo) -> bool:
