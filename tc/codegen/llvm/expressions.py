@@ -30,12 +30,12 @@ from tc.codegen.llvm.scalars import (
     fold,
     literal,
 )
-from tc.codegen.llvm.vector_libm import emit_function
+from tc.codegen.llvm.vector_libm import emit_function, emit_whole_of_half
 from tc.codegen.llvm.words import float_in
 from tc.errors import CodegenError
 from tc.ir.arith import Facts, bounds, linear_coefficients, polynomial
 from tc.ir.clipped_round import as_clipped_round
-from tc.ir.dtype import bf16, f32, i32
+from tc.ir.dtype import bf16, f16, f32, i32
 from tc.ir.expr import (
     FALSE,
     TRUE,
@@ -292,6 +292,9 @@ class ExpressionEmitter(MemoryEmitter):
     def _math(self, expr: MathCall) -> Value:
         if expr.name == "thread_index":
             return Value("%thread", "i64") if self.in_parallel else int_value(0)
+        match expr.args:
+            case (Cast(operand=half),) if half.dtype is f16 and expr.dtype is f32 and makes_whole(expr):
+                return emit_whole_of_half(self.b, expr.name, self._unfused(half))
         args = self.b.unify(*(self._operand(expr, arg) for arg in expr.args))
         name = expr.name
         dtype = expr.args[0].dtype

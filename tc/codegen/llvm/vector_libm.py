@@ -32,6 +32,24 @@ def emit_function(b: FunctionBuilder, name: str, *args: Value) -> Value:
     return emit_math(b, name, *args)
 
 
+_MAGIC = 2.0**23
+"""Added to a number of less than half of it, it leaves whole numbers."""
+
+
+def emit_whole_of_half(b: FunctionBuilder, name: str, half: Value) -> Value:
+    """`floor`, `ceil`, `round` or `trunc`, in f32, of what is an f16, by additions: LLVM makes a rounding of an f16 of one in f32 that is
+    narrowed again, and that one by one."""
+    x = Number(b, b.convert("fpext", half, "float"))
+    size = x.math("abs")
+    nearest = (size + _MAGIC) - _MAGIC
+    if name == "trunc":
+        return nearest.where(nearest.test("ogt", size), nearest - 1.0).with_sign_of(x).v
+    signed = nearest.with_sign_of(x)
+    if name == "floor":
+        return signed.where(signed.test("ogt", x), signed - 1.0).v
+    return signed.v if name == "round" else signed.where(signed.test("olt", x), signed + 1.0).with_sign_of(x).v
+
+
 def _sin(x: Number) -> tuple[Number, Value]:
     return near_sin_cos(x)[0].where(x.test("oeq", 0.0), x), _is_far(x)
 
