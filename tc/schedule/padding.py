@@ -23,7 +23,7 @@ from tc.ir.expr import (
     logical_and,
     logical_not,
 )
-from tc.ir.loop import AxisKind, For, If, Let, PrimFunc, Store, annotation
+from tc.ir.loop import AxisKind, Block, For, If, Let, PrimFunc, Store, annotation
 from tc.ir.node import Node, substitute
 from tc.ir.uses import reads_memory, variables
 from tc.schedule.tree import Place, axis_loops, block_names, facts_at, find_block, fresh_names, replace_stmt, writers_of
@@ -44,6 +44,8 @@ def skip_padding(func: PrimFunc, block: str) -> PrimFunc:
     iterations.
     """
     place = find_block(func, block)
+    if _term(place.block) is None:
+        raise ScheduleError(f"skip_padding: block {block} is not a sum")
     if place.block.init is not None:
         raise ScheduleError(f"skip_padding: block {block} initialises what it sums")
     condition = logical_and(*parts_inside(func, place))
@@ -61,20 +63,23 @@ def skip_padding(func: PrimFunc, block: str) -> PrimFunc:
     return replace_stmt(func, Place(path[depth], path[:depth]), body)
 
 
+def _term(stmt: Block) -> Expr | None:
+    """What a block adds to what it has; None for what is no sum."""
+    store = stmt.body
+    if not isinstance(store, Store) or not isinstance(store.value, Add) or annotation(stmt, "monoid") != "sum":
+        return None
+    sides = (store.value.lhs, store.value.rhs), (store.value.rhs, store.value.lhs)
+    own = [term for total, term in sides if isinstance(total, Load) and (total.buffer, total.indices) == (store.buffer, store.indices)]
+    return own[0] if own else None
+
+
 def parts_inside(func: PrimFunc, place: Place) -> list[Expr]:
     """What holds, each by itself, wherever the loops inside of the last reduction loop around a sum add anything but padding: comparisons
-    of the other loops' variables. ScheduleError for what is no sum."""
-    stmt = place.block
-    match stmt.body:
-        case Store(value=Add(lhs=Load(buffer=buffer, indices=indices), rhs=term)) as store:
-            is_sum = buffer is store.buffer and indices == store.indices and annotation(stmt, "monoid") == "sum"
-        case _:
-            is_sum = False
-    if not is_sum:
-        raise ScheduleError(f"skip_padding: block {stmt.name} is not a sum")
+    of the other loops' variables."""
+    stmt, term = place.block, _term(place.block)
     kinds = axis_loops(place)
     reducing = [k for k, loop in enumerate(place.loops) if kinds.get(loop.var, AxisKind.SPATIAL) is not AxisKind.SPATIAL]
-    if not reducing:
+    if term is None or not reducing:
         return []
     inner = place.loops[reducing[-1] + 1 :]
     values: dict[Node, Node] = {axis.var: axis.value for axis in stmt.axes}

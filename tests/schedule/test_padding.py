@@ -154,3 +154,13 @@ def far_taps(numerics: str) -> np.ndarray:
 def test_strict_numerics_add_padding() -> None:
     assert np.isnan(far_taps("strict")).all()
     np.testing.assert_array_equal(far_taps("default"), np.full((1, 16, 7, 7), 16.0))
+
+
+@pytest.mark.parametrize("code", [TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.UINT32])
+def test_products_of_matrices_have_no_padding_and_stay_tiled(code: int) -> None:
+    """Sums of integers stand the other way round, product first, and were refused for it, with the whole rule."""
+    infos = [helper.make_tensor_value_info(name, code, shape) for name, shape in (("a", [70, 40]), ("b", [40, 90]))]
+    y = helper.make_tensor_value_info("y", code, None)
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "g", infos, [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    assert "scope='register'" in tc.lower(model, "scheduled", target="x86-64-v4").as_text()

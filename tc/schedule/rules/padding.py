@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from tc.cost.typical import typical, typical_dims
-from tc.errors import ScheduleError
 from tc.ir.arith import Facts, evaluate, linear_coefficients, slack_of
 from tc.ir.expr import Const, Expr, Le, Lt, Var, is_const
 from tc.ir.loop import For, annotation
@@ -31,12 +30,8 @@ MOST_COUNTED = 1 << 16
 def skip_padding(schedule: Schedule, block: str) -> None:
     """Leave padding out of a sum in tiles, where a part of it that is worth a question is known to be padding."""
     place = find_block(schedule.func, block)
-    try:
-        parts = parts_inside(schedule.func, place)
-    except ScheduleError:
-        return
     left = 1.0
-    for group in _by_variables(parts).values():
+    for group in _by_variables(parts_inside(schedule.func, place)).values():
         left *= _share(group, place.loops, Facts.of(schedule.func.facts))
     if left <= 1 - LEAST_PADDING:
         schedule.skip_padding(block)
