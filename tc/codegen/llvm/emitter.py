@@ -21,7 +21,7 @@ from tc.codegen.llvm.loop_intrinsics import emit_loop_intrinsic, tree_value
 from tc.codegen.llvm.masks import has_spare_lanes
 from tc.codegen.llvm.memory import alias_scopes
 from tc.codegen.llvm.places import Lane, State, memory_type
-from tc.codegen.llvm.products import MARK, is_all_products
+from tc.codegen.llvm.products import EXCHANGES, MARK, exchanges_lanes, is_all_products
 from tc.codegen.loops import can_vectorize, parallel_nest
 from tc.errors import CodegenError
 from tc.ir.access import report_buffer
@@ -78,7 +78,8 @@ def emit_prim_func(func: PrimFunc, symbol: str | None = None, features: Iterable
     chosen = interleave_stores(keep_in_tiles(select_intrinsics(func, module.features)))
     emitter = KernelEmitter(module, name, chosen)
     emitter.emit_entry()
-    return KernelSource(name, (MARK if emitter.is_all_products else "") + str(module))
+    mark = MARK if emitter.is_all_products else EXCHANGES if exchanges_lanes(chosen.body) else ""
+    return KernelSource(name, mark + str(module))
 
 
 class KernelEmitter(ExpressionEmitter):

@@ -16,7 +16,7 @@ from llvmlite.binding import ffi
 
 from tc.codegen.llvm import conversions
 from tc.codegen.llvm.object_symbols import Symbols, symbols_of
-from tc.codegen.llvm.products import MARK
+from tc.codegen.llvm.products import EXCHANGES, MARK
 from tc.errors import CodegenError
 from tc.target import Target, native_target
 
@@ -52,12 +52,17 @@ def _target_machine(target: Target) -> llvm.TargetMachine:
 def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     """Promote allocas, clean up, hoist invariants. No vectorizer and no unroller: the schedule has decided.
 
-    These are the passes over functions, and a last cleaning. What LLVM's pipeline has for whole modules, and around its vectorizer, takes
-    as long again and changes nothing that was measured: kernels call nothing that could be inlined.
-
     llvmlite guards every call by one lock, though LLVM needs none between modules of different contexts: the optimizer and the
     code generator, where the time goes, are called past that lock.
     """
+    builder = _pass_builder(machine)
+    _run_passes(builder.getModulePassManager(), module, builder)
+
+
+def _optimize_functions(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    """The same for a large kernel in which lanes are not exchanged, in two thirds of the time: by LLVM's passes over functions, and a last
+    cleaning. Those over whole modules, and around the vectorizer, change nothing that was measured: nothing is called that could be
+    inlined."""
     builder = _pass_builder(machine)
     functions = builder.getFunctionPassManager()
     try:
@@ -170,7 +175,10 @@ def compile_group(ir_texts: Sequence[str], optimized: bool, target: Target) -> l
 
 
 def _optimize_alone(text: str, module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    (_optimize_products if text.startswith(MARK) else _optimize)(module, machine)
+    if text.startswith(MARK):
+        _optimize_products(module, machine)
+    else:
+        (_optimize if text.startswith(EXCHANGES) or len(text) < GROUPED_BYTES else _optimize_functions)(module, machine)
 
 
 def _for_machine(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> llvm.ModuleRef:

@@ -11,6 +11,14 @@ from tc.ir.x86_intrinsics import DOTS, INTERLEAVES, fills_tile, is_sum_store, is
 MARK = "; products in register tiles\n"
 """What the text of such a kernel begins with."""
 
+EXCHANGES = "; lanes are exchanged\n"
+"""And that of a kernel in which squares of elements are turned, or rows interleaved: LLVM finds shorter ways to exchange lanes late."""
+
+
+def exchanges_lanes(stmt: Stmt) -> bool:
+    """Whether vectors at or below a statement are exchanged in registers."""
+    return (isinstance(stmt, For) and stmt.hints.transpose) or any(map(exchanges_lanes, inner_statements(stmt)))
+
 
 def is_all_products(func: PrimFunc) -> bool:
     """Whether all that a kernel of known sizes adds up, of f32 or f64, are products of a vector and a number, and sums of such tiles; or
