@@ -81,8 +81,9 @@ def test_what_llvm_keeps_of_a_kernel_and_its_entry_is_one_table_of_callbacks() -
 def test_small_kernels_share_a_run_of_the_passes_and_their_code_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel had a run of its own."""
     runs: list[str] = []
-    optimize = jit._optimize
-    monkeypatch.setattr(jit, "_optimize", lambda module, machine: runs.append(str(module)) or optimize(module, machine))
+    for name in ("_optimize", "_optimize_functions"):
+        optimize = getattr(jit, name)
+        monkeypatch.setattr(jit, name, lambda module, machine, run=optimize: runs.append(str(module)) or run(module, machine))
     texts = [SOURCE.format(k) for k in range(3)]
     large = SOURCE.format(3) + ";" * GROUPED_BYTES
 
