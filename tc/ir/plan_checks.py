@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tc.ir.expr import Expr, Le, Var
+from tc.ir.expr import Const, Expr, Le, Var
 from tc.ir.graph import TensorVar
+from tc.ir.node import walk
 from tc.ir.plan import Check, ExecutionPlan, PlanStep
 from tc.ir.types import DimFact
 
@@ -65,6 +66,11 @@ def negative_dim(dim: Var) -> str:
 def no_memory_for(output: TensorVar) -> str:
     """Of an output whose bytes 64 bits do not count."""
     return f'output "{output.name}": no memory holds {output.type}'
+
+
+def is_countable(size: Expr) -> bool:
+    """Whether the numbers that a size is computed of are of 64 bits each; else it is beyond them whatever its dims are."""
+    return all(-(1 << 63) <= node.value < 1 << 63 for node in walk(size) if isinstance(node, Const))
 
 
 def located(step: PlanStep, message: str) -> str:

@@ -13,10 +13,11 @@ from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
 from tc.ir.dtype import DType, bf16, f32
-from tc.ir.expr import Expr, Select, cast, const, equal, is_const, logical_and
+from tc.ir.expr import Const, Expr, Select, cast, const, equal, is_const, logical_and
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import (
+    BEYOND_ANY_DIM,
     Arrays,
     Tensors,
     Types,
@@ -65,7 +66,12 @@ def window_of(attrs: Attrs, kernel: Sequence[Any], rank: int, op: str) -> Window
         raise ShapeError(f"{op}: kernel, strides, pads and dilations must fit {rank} spatial axes")
     if min(strides) < 1 or min(dilations) < 1:
         raise ShapeError(f"{op}: strides and dilations must be at least 1")
-    return Window(tuple(kernel), strides, pads[:rank], pads[rank:], dilations)
+    window = Window(tuple(kernel), strides, pads[:rank], pads[rank:], dilations)
+    spans = [int(span) for span in (*pads, *(window.reach(d) for d in range(rank))) if isinstance(span, (int, Const))]
+    far = next((span for span in spans if abs(span) > BEYOND_ANY_DIM), None)
+    if far is not None:
+        raise ShapeError(f"{op}: a window or padding of {far} elements along an axis")
+    return window
 
 
 def output_dim(dim: Expr, window: Window, d: int, ceil_mode: bool = False) -> Expr:

@@ -18,7 +18,6 @@ from tc.errors import CodegenError
 from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, prove, simplify
 from tc.ir.expr import Const, Expr, Var
-from tc.ir.node import walk
 from tc.ir.plan import (
     ON_HOST,
     Allocate,
@@ -42,6 +41,7 @@ from tc.ir.plan_checks import (
     NO_ARENA,
     NO_RESULT,
     checks_at_start,
+    is_countable,
     located,
     negative_dim,
     no_memory_for,
@@ -247,8 +247,11 @@ class _EntryEmitter:
     def _size(self, size: Expr, message: str) -> Value:
         """The value of a size; leaves with `message` when 64 bits do not hold it."""
         simple = simplify(size, self.facts)
-        if any(isinstance(node, Const) and node.value >= 1 << 63 for node in walk(simple)):
+        if not is_countable(simple):
             simple = size  # whose factors are dims and no products of them
+        if not is_countable(simple):
+            self._fail_unless(int_value(0, "i1"), FailedCheck(message), about=size)
+            return int_value(0)
         with self.b.watch_overflow() as overflows:
             value = self.dims.value(simple)
         if overflows:

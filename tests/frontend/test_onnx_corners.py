@@ -474,3 +474,35 @@ def test_mean_and_deviation_of_a_layer_are_as_accurate_as_the_layer(dtype: type,
     np.testing.assert_allclose(inverse, 1 / deviation, rtol=2.0**-23 + depth * unit + (depth * unit * (offset + 1)) ** 2)
     rounding = {"rtol": 2.0**-10, "atol": 2.0**-10} if dtype == np.float16 else {"rtol": 4 * unit, "atol": 4 * unit}
     np.testing.assert_allclose(y, away / deviation * scale + shift, rtol=rounding["rtol"], atol=5 * error + rounding["atol"])
+
+
+# -- sizes that nothing has
+
+
+@pytest.mark.parametrize("reach", [2**30, 2**35, 2**38])
+@pytest.mark.parametrize("op", ["Conv", "MaxPool"])
+def test_padding_whose_bytes_64_bits_do_not_count(op: str, reach: int) -> None:
+    """Of (h + 2^39) (w + 2^39) 64 the number 2^84 was taken for 0, and memory was written that was not there."""
+    attrs = {"dilations": [reach] * 2, "pads": [reach] * 4, "kernel_shape": [3, 3]}
+    nodes = [node("Conv", "x w", "y", **attrs)] if op == "Conv" else [node("MaxPool", "x", "y", **attrs)]
+    literals = {"w": np.ones((16, 16, 3, 3), F32)} if op == "Conv" else {}
+    module = tc.compile(make_model(nodes, {"x": (F32, [1, 16, "h", "w"])}, ["y"], literals), threads=1)
+    try:
+        found = module(np.ones((1, 16, 3, 3), F32))
+    except tc.TcError as error:
+        assert "no memory holds" in str(error) or "the call needs" in str(error)
+    else:
+        assert (found == (16 if op == "Conv" else 1)).all()
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize("reach", [2**41, 2**61, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("attr", ["dilations", "pads"])
+def test_windows_further_than_any_dim_are_refused(op: str, reach: int, attr: str) -> None:
+    attrs = {attr: [reach] * (2 if attr == "dilations" else 4), "kernel_shape": [3, 3]}
+    is_conv = op.startswith("Conv")
+    literals = {"w": np.ones((4, 4, 3, 3), F32)} if is_conv else {}
+    nodes = [node(op, "x w" if is_conv else "x", "y", **attrs)]
+    for dims in ([1, 4, 3, 3], [1, 4, "h", "w"]):
+        with pytest.raises(tc.TcError, match="elements along an axis"):
+            tc.compile(make_model(nodes, {"x": (F32, dims)}, ["y"], literals, opset=19))

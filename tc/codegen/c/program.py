@@ -26,7 +26,7 @@ from tc.errors import UnsupportedError
 from tc.ir.access import WORDS_PER_CHECK
 from tc.ir.arith import Facts, simplify
 from tc.ir.dtype import i64, pack
-from tc.ir.expr import Add, BinaryExpr, Expr, Mul, Var
+from tc.ir.expr import Add, BinaryExpr, Expr, Mul, Var, const
 from tc.ir.graph import tensor_type_of
 from tc.ir.loop import PrimFunc
 from tc.ir.node import walk
@@ -52,6 +52,7 @@ from tc.ir.plan_checks import (
     NO_ARENA,
     NO_RESULT,
     checks_at_start,
+    is_countable,
     located,
     negative_dim,
     negative_size,
@@ -282,8 +283,14 @@ class _ProgramWriter:
 
     def _sized(self, name: str, size_bytes: Expr, message: str) -> None:
         """A new variable with the value of a size."""
+        simple = simplify(size_bytes, self.w.facts)
+        if not is_countable(simple):
+            simple = size_bytes
+        if not is_countable(simple):
+            self._fail_if("1", message)
+            simple = const(0)
         self.w.is_checked = True
-        value = self.w.value(simplify(size_bytes, self.w.facts))
+        value = self.w.value(simple)
         self.w.is_checked = False
         is_watched = self._watched(value)
         self.w.line(f"const i64 {name} = {value};")

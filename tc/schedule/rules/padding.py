@@ -63,13 +63,13 @@ def _where_hold(parts: list[Expr], extents: dict[Var, int], facts: Facts) -> np.
     if not 0 < math.prod(extents.values()) <= MOST_COUNTED:
         return None
     sizes = {var: size for var, size in typical_dims(parts, facts).items() if var not in extents}
-    steps = dict(zip(extents, np.ogrid[tuple(slice(extent) for extent in extents.values())], strict=True))
+    steps = dict(zip(extents, np.ogrid[tuple(slice(extent) for extent in extents.values())], strict=True))  # sizes may be any: in floats
     holds = np.ones(tuple(extents.values()), bool)
     for part in parts:
         form = linear_coefficients(slack_of(part), extents) if isinstance(part, (Lt, Le)) else None
         if form is not None:
-            terms = [evaluate(number, sizes) * steps[var] for var, number in form[0].items()]
-            holds &= sum(terms, evaluate(form[1], sizes)) >= 0
+            terms = [float(evaluate(number, sizes)) * steps[var] for var, number in form[0].items()]
+            holds &= sum(terms, float(evaluate(form[1], sizes))) >= 0
     return holds
 
 
