@@ -55,6 +55,7 @@ from tc.ir.loop import (
     While,
 )
 from tc.ir.node import children
+from tc.ir.uses import reads_memory
 
 KINDS = ("multiply-add", "multiply", "add", "extremum", "divide", "compare", "convert", "root", "function", "integer")
 """Kinds of operations on values. A multiply-add is one operation."""
@@ -225,6 +226,7 @@ class _Builder:
         self.path: tuple[NestLoop, ...] = ()
         self.share, self.domain = 1.0, math.inf
         self.guards: tuple[Guard, ...] = ()
+        self.questions: dict[Expr, Expr] = {}  # conditions that are asked once, by the variables that stand for them
         for buffer in func.buffers:
             self._region(buffer, is_param=True, is_result=False)
         for buffer in func.outputs:
@@ -256,6 +258,9 @@ class _Builder:
             self.visit(stmt.body)
         elif isinstance(stmt, If):
             self._if(stmt)
+        elif isinstance(stmt, Let) and stmt.var.dtype.is_bool and not reads_memory(stmt.value):
+            self.questions[stmt.var] = stmt.value
+            self.visit(stmt.body)
         elif isinstance(stmt, Let):
             self._value(stmt.value)
             self.forms.bind(stmt.var, self.forms.of(stmt.value))
@@ -297,6 +302,7 @@ class _Builder:
 
     def _assume(self, condition: Expr) -> None:
         """Inside, `condition` holds."""
+        condition = self.questions.get(condition, condition)
         if type(condition) is Const:
             self.share *= bool(condition.value)
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tc.ir.arith import evaluate
 from tc.ir.expr import Buffer, Expr, Load, Select, Var
-from tc.ir.loop import Alloc, Block, For, If, PrimFunc, Seq, Stmt, Store
+from tc.ir.loop import Alloc, Block, For, If, Let, PrimFunc, Seq, Stmt, Store
 from tc.ir.node import Node, children
 
 LINE_BYTES = 64
@@ -65,6 +65,9 @@ class Enumeration:
                 if branch is not None:
                     self.visit(branch, path)
             case Alloc(body=body):
+                self.visit(body, path)
+            case Let(var=var, value=value, body=body):
+                self.env[var] = self.number(value)
                 self.visit(body, path)
             case Store():
                 self.store(stmt, path)

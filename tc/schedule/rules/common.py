@@ -53,7 +53,8 @@ def inline_elementwise(schedule: Schedule, *, keeps_tables: bool) -> None:
     while changed:
         changed = False
         infos = block_infos(schedule.func)
-        for info in sorted(infos, key=_is_transposition):  # by whom that is read shows when all else is inlined
+        turned_last = sorted(infos, key=lambda info: len(info.writes) == 1 and _is_transposition(info))  # readers are whole by then
+        for info in turned_last:
             if _should_inline(info, infos, schedule) and not (keeps_tables and _is_table(info, infos)):
                 try:
                     schedule.compute_inline(info.name)
