@@ -141,19 +141,19 @@ def test_convolutions_over_much_padding(seed: int, symbolic: bool) -> None:
 
 def far_taps(numerics: str) -> np.ndarray:
     """A 3x3 convolution whose outer taps are infinite and meet nothing but padding."""
-    weights = np.full((16, 16, 3, 3), np.inf, np.float32)
+    weights = np.full((64, 64, 3, 3), np.inf, np.float32)
     weights[:, :, 1, 1] = 1.0
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[8] * 4, dilations=[8, 8])
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 16, 7, 7]) for name in "xy")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64, 7, 7]) for name in "xy")
     graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weights, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    (result,) = tc.compile(model, threads=1, numerics=numerics).run({"x": np.ones((1, 16, 7, 7), np.float32)}).values()
+    (result,) = tc.compile(model, threads=1, numerics=numerics).run({"x": np.ones((1, 64, 7, 7), np.float32)}).values()
     return np.asarray(result)
 
 
 def test_strict_numerics_add_padding() -> None:
     assert np.isnan(far_taps("strict")).all()
-    np.testing.assert_array_equal(far_taps("default"), np.full((1, 16, 7, 7), 16.0))
+    np.testing.assert_array_equal(far_taps("default"), np.full((1, 64, 7, 7), 64.0))
 
 
 @pytest.mark.parametrize("code", [TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.UINT32])
