@@ -143,7 +143,7 @@ def far_taps(numerics: str) -> np.ndarray:
     """A 3x3 convolution whose outer taps are infinite and meet nothing but padding."""
     weights = np.full((64, 64, 3, 3), np.inf, np.float32)
     weights[:, :, 1, 1] = 1.0
-    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[8] * 4, dilations=[8, 8])
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[20] * 4, dilations=[20, 20])
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 64, 7, 7]) for name in "xy")
     graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weights, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
