@@ -295,6 +295,11 @@ def annotation(node: Block | PrimFunc, name: str, default: AnnotationValue | Non
     return next((value for key, value in items if key == name), default)
 
 
+def is_strict(func: PrimFunc) -> bool:
+    """Whether every float operation of a function is to be rounded by itself, in the order written."""
+    return annotation(func, "numerics") == "strict"
+
+
 def in_place_inputs(func: PrimFunc) -> tuple[int, ...]:
     """The inputs that may be the same memory as the first output."""
     found = annotation(func, "in_place", ())

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tc.ir.arith import Facts, simplify
 from tc.ir.expr import Const, Expr, Le, Var
 from tc.ir.graph import TensorVar
 from tc.ir.node import walk
@@ -68,8 +69,13 @@ def no_memory_for(output: TensorVar) -> str:
     return f'output "{output.name}": no memory holds {output.type}'
 
 
-def is_countable(size: Expr) -> bool:
-    """Whether the numbers that a size is computed of are of 64 bits each; else it is beyond them whatever its dims are."""
+def countable(size: Expr, facts: Facts) -> Expr | None:
+    """A size in its simplest form whose numbers are of 64 bits each, or as it is, of factors that are dims and no products of them; None
+    where it is beyond 64 bits whatever its dims are."""
+    return next((form for form in (simplify(size, facts), size) if _is_of_64_bits(form)), None)
+
+
+def _is_of_64_bits(size: Expr) -> bool:
     return all(-(1 << 63) <= node.value < 1 << 63 for node in walk(size) if isinstance(node, Const))
 
 

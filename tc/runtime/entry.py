@@ -41,7 +41,7 @@ from tc.ir.plan_checks import (
     NO_ARENA,
     NO_RESULT,
     checks_at_start,
-    is_countable,
+    countable,
     located,
     negative_dim,
     no_memory_for,
@@ -246,10 +246,8 @@ class _EntryEmitter:
 
     def _size(self, size: Expr, message: str) -> Value:
         """The value of a size; leaves with `message` when 64 bits do not hold it."""
-        simple = simplify(size, self.facts)
-        if not is_countable(simple):
-            simple = size  # whose factors are dims and no products of them
-        if not is_countable(simple):
+        simple = countable(size, self.facts)
+        if simple is None:
             self._fail_unless(int_value(0, "i1"), FailedCheck(message), about=size)
             return int_value(0)
         with self.b.watch_overflow() as overflows:

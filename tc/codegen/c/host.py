@@ -18,7 +18,7 @@ from tc.codegen.loops import parallel_nest
 from tc.ir.arith import Facts
 from tc.ir.dtype import i64
 from tc.ir.expr import Buffer, Const, Var
-from tc.ir.loop import For, PrimFunc, annotation, in_place_inputs
+from tc.ir.loop import For, PrimFunc, in_place_inputs, is_strict
 from tc.ir.node import binders
 from tc.passes.loop.intrinsics import select_intrinsics
 
@@ -72,7 +72,7 @@ class HostWriter(StatementWriter):
     """Writes one kernel, and the functions of its parallel loops before it."""
 
     def __init__(self, helpers: Helpers, func: PrimFunc, symbol: str) -> None:
-        super().__init__(helpers, Facts.of(func.facts), annotation(func, "numerics") == "strict")
+        super().__init__(helpers, Facts.of(func.facts), is_strict(func))
         self.func = func
         self.symbol = symbol
         self.functions: list[str] = []

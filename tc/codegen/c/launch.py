@@ -35,8 +35,8 @@ from tc.ir.loop import (
     PrimFunc,
     Stmt,
     WarpCall,
-    annotation,
     in_place_inputs,
+    is_strict,
 )
 from tc.ir.types import product
 from tc.ir.uses import buffers_read
@@ -80,7 +80,7 @@ class _LaunchWriter(StatementWriter):
     """One thread's program."""
 
     def __init__(self, helpers: Helpers, func: PrimFunc, launch: DeviceLaunch) -> None:
-        super().__init__(helpers, Facts.of(func.facts), annotation(func, "numerics") == "strict")
+        super().__init__(helpers, Facts.of(func.facts), is_strict(func))
         self.func = func
         self.launch = launch
         self.map_names: list[str] = []

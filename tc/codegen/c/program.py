@@ -52,7 +52,7 @@ from tc.ir.plan_checks import (
     NO_ARENA,
     NO_RESULT,
     checks_at_start,
-    is_countable,
+    countable,
     located,
     negative_dim,
     negative_size,
@@ -283,14 +283,11 @@ class _ProgramWriter:
 
     def _sized(self, name: str, size_bytes: Expr, message: str) -> None:
         """A new variable with the value of a size."""
-        simple = simplify(size_bytes, self.w.facts)
-        if not is_countable(simple):
-            simple = size_bytes
-        if not is_countable(simple):
+        simple = countable(size_bytes, self.w.facts)
+        if simple is None:
             self._fail_if("1", message)
-            simple = const(0)
         self.w.is_checked = True
-        value = self.w.value(simple)
+        value = self.w.value(const(0) if simple is None else simple)
         self.w.is_checked = False
         is_watched = self._watched(value)
         self.w.line(f"const i64 {name} = {value};")

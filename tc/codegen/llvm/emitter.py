@@ -41,8 +41,8 @@ from tc.ir.loop import (
     Stmt,
     Store,
     While,
-    annotation,
     in_place_inputs,
+    is_strict,
 )
 from tc.ir.node import binders
 from tc.ir.printer import identifier
@@ -86,7 +86,7 @@ class KernelEmitter(ExpressionEmitter):
     """Walks the statements of one PrimFunc."""
 
     def __init__(self, module: Module, symbol: str, func: PrimFunc) -> None:
-        strict = annotation(func, "numerics") == "strict"
+        strict = is_strict(func)
         super().__init__(module, Facts.of(func.facts), alias_scopes(module, func), strict)
         self.symbol = symbol
         self.func = func

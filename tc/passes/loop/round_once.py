@@ -8,7 +8,7 @@ from __future__ import annotations
 from tc.interp.scalars import number
 from tc.ir.dtype import DType, bf16, f16, f32
 from tc.ir.expr import Add, BinaryExpr, Cast, Const, Div, Expr, Load, MathCall, Max, Min, Mul, Narrow, Select, Sub
-from tc.ir.loop import PrimFunc, Store, annotation
+from tc.ir.loop import PrimFunc, Store, is_strict
 from tc.ir.node import Node, children, map_children, replace, transform, walk
 from tc.ir.uses import buffers_read
 from tc.passes.manager import loop_pass
@@ -25,7 +25,7 @@ def round_once(func: PrimFunc) -> PrimFunc:
     A `cast` that rounds an f32 stays: whoever wrote it wants it; a `narrow` goes. Sums and extremes in halves, which read what they store,
     stay, and all where numerics are strict. Sums in f32 do not: a mean is of the numbers that it is subtracted from.
     """
-    if annotation(func, "numerics") == "strict" or not any(buffer.dtype in _HALVES for buffer in buffers_read(func.body)):
+    if is_strict(func) or not any(buffer.dtype in _HALVES for buffer in buffers_read(func.body)):
         return func
 
     def rewrite(node: Node) -> Node | None:

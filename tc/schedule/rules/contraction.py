@@ -14,7 +14,7 @@ from math import prod
 
 from tc.errors import ScheduleError
 from tc.ir.expr import Const, Expr, Mul, is_const
-from tc.ir.loop import annotation
+from tc.ir.loop import is_strict
 from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.ir.x86_intrinsics import TILE_ROWS
@@ -100,7 +100,7 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     if all(is_single(last, axis) for axis in driven_spatial(last)):
         return None
     name = contraction.info.name
-    strict = annotation(schedule.func, "numerics") == "strict"
+    strict = is_strict(schedule.func)
     tiles = choose_window_tiles(contraction, target, strict) if on_tiles and not contraction.parts else None
     if on_tiles and tiles is None:
         return None

@@ -15,7 +15,7 @@ from tc.ir.arith import Facts, linear_coefficients, simplify
 from tc.ir.dtype import DType, bf16
 from tc.ir.expr import Cast, Const, Expr, FloorDiv, FloorMod, Load, Var, const
 from tc.ir.intrinsic import INTRINSICS, number_of_row
-from tc.ir.loop import annotation
+from tc.ir.loop import is_strict
 from tc.ir.node import children
 from tc.ir.types import DimFact
 from tc.ir.uses import buffers_read, reads_memory, variables
@@ -244,7 +244,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target, few_rows: bool
     of rows pay for.
     """
     contraction = contraction_of(schedule, name)
-    strict = annotation(schedule.func, "numerics") == "strict"
+    strict = is_strict(schedule.func)
     is_packed = groups_of_terms(contraction) > 0
     are_many = _count(contraction, contraction.rows) >= LEAST_STAGED_ROWS
     dot = choose_dot(contraction, target, strict, tiles=not few_rows) if is_packed or are_many else None

@@ -9,7 +9,7 @@ import numpy as np
 from tc.cost.typical import typical, typical_dims
 from tc.ir.arith import Facts, evaluate, linear_coefficients, slack_of
 from tc.ir.expr import Const, Expr, Le, Lt, Var, is_const
-from tc.ir.loop import For, LoopKind, annotation
+from tc.ir.loop import For, LoopKind, is_strict
 from tc.ir.uses import variables
 from tc.schedule.analysis import Contraction
 from tc.schedule.padding import parts_inside
@@ -79,7 +79,7 @@ def rows_of_taps(schedule: Schedule, contraction: Contraction, count: int | None
     block = contraction.info.block
     values = [axis.value for axis in block.axes if axis.var in contraction.rows and is_const(axis.extent, count)]
     row = values[-1] if values and isinstance(values[-1], Var) else None
-    if row is None or count is None or annotation(schedule.func, "numerics") == "strict":
+    if row is None or count is None or is_strict(schedule.func):
         return ()
     place = find_block(schedule.func, block.name)
     parts = [part for part in parts_inside(schedule.func, place) if row in variables(part)]

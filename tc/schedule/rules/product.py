@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tc.cost.typical import USUAL_PRODUCT
 from tc.ir.arith import simplify
 from tc.ir.expr import Const, Load, Var
-from tc.ir.loop import annotation
+from tc.ir.loop import is_strict
 from tc.ir.types import product as product_of_dims
 from tc.ir.x86_intrinsics import spread_name
 from tc.schedule.analysis import BlockInfo, Contraction
@@ -153,7 +153,7 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     around = [_parts_loop(schedule, product.name)] if is_on_tiles and product.contraction.parts else nest.outer
     for loop, instruction in instructions.items():
         schedule.tensorize(loop, instruction)
-    if not instructions and annotation(schedule.func, "numerics") != "strict":
+    if not instructions and not is_strict(schedule.func):
         skip_padding(schedule, total.contraction.info.name)
     if product.dot is not None and product.dot.grid is not None and product.around is None:
         pays = tile_product(product.contraction, product.dot.lhs).interleaving_pays(product.dot.grid, product.target)
