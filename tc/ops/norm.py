@@ -136,7 +136,6 @@ def _normalized(
         return value if rest is None else value - rest[pinned(places)] / count
 
     shape = x.shape
-    kept = [d for d in range(len(shape)) if d not in axes]
     pinned_shape = tuple(const(1) if d in axes else dim for d, dim in enumerate(shape))
 
     def summed(places: Sequence[Expr], rest: Tensor | None = None) -> Expr:
@@ -159,12 +158,7 @@ def _normalized(
         variance, least = squares[places] / count, const(epsilon, dtype)
         return const(1.0, dtype) / (call("sqrt", variance) + least) if of_deviation else call("rsqrt", variance + least)
 
-    factor = te.compute(
-        pinned_shape,
-        scaled,
-        f"{name}_factor",
-    )
-    del kept
+    factor = te.compute(pinned_shape, scaled, f"{name}_factor")
     return te.compute(
         shape,
         lambda *places: cast(affine(centre(places, rest) * factor[pinned(places)], places), x.dtype),
