@@ -10,7 +10,7 @@ import numpy as np
 from tc import te
 from tc.errors import ShapeError
 from tc.ir.arith import simplify
-from tc.ir.expr import Expr, Select, call, cast, const, equal, logical_and
+from tc.ir.expr import Const, Expr, Select, call, cast, const, equal, logical_and
 from tc.ir.graph import Attrs
 from tc.ir.types import TensorType, product
 from tc.ops.common import (
@@ -26,7 +26,7 @@ from tc.ops.common import (
     wide,
 )
 from tc.ops.reduce import reduce_stage
-from tc.ops.registry import REQUIRED, OpDef, register, require
+from tc.ops.registry import REQUIRED, BlockedForm, Form, OpDef, register, require
 from tc.te import Tensor
 
 Sample = tuple[list["np.ndarray | None"], dict[str, Any]]
@@ -262,6 +262,16 @@ def _infer_channels(name: str) -> Callable[[Types, Attrs], TensorType]:
     return infer
 
 
+def _blocked_norm(types: Types, attrs: Attrs, groups: int) -> BlockedForm | None:
+    """The layout rule of norms of `groups` groups of channels; 0: of each by itself."""
+    x = operand(types, 0, "norm")
+    channels = x.shape[1] if x.rank > 2 else None
+    if not isinstance(channels, Const) or int(channels) == 0 or int(channels) % max(groups, 1):
+        return None
+    own = {"groups": groups or int(channels), "channels": int(channels), "epsilon": attrs.epsilon}
+    return BlockedForm("norm_blocked", tuple(own.items()), (Form.CHANNELS, Form.OUTPUTS, Form.OUTPUTS)[: len(types)])
+
+
 def _compute_instance_norm(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x = tensors[0]
     assert x is not None
@@ -269,11 +279,17 @@ def _compute_instance_norm(tensors: Tensors, attrs: Attrs, types: Sequence[Tenso
     return _normalized(x, tuple(range(2, len(x.shape))), attrs.epsilon, affine, "instance_norm")
 
 
+def _np_affine(normal: np.ndarray, arrays: Arrays) -> np.ndarray:
+    """Times the scale and plus the bias of each channel, if there are any."""
+    scale, bias = _optional(arrays, 1), _optional(arrays, 2)
+    normal = normal if scale is None else normal * _per_channel(scale, normal.ndim)
+    return normal if bias is None else normal + _per_channel(bias, normal.ndim)
+
+
 def _run_instance_norm(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     assert x is not None
-    y = _np_normalized(x, tuple(range(2, x.ndim)), attrs.epsilon)
-    return (y * _per_channel(arrays[1], x.ndim) + _per_channel(arrays[2], x.ndim)).astype(x.dtype)  # type: ignore[arg-type]
+    return _np_affine(_np_normalized(x, tuple(range(2, x.ndim)), attrs.epsilon), arrays).astype(x.dtype)
 
 
 register(
@@ -283,6 +299,7 @@ register(
         _run_instance_norm,
         _compute_instance_norm,
         {"epsilon": 1e-5},
+        blocked=lambda types, attrs, block: _blocked_norm(types, attrs, 0),
         samples=lambda rng: iter([([_normal(rng, 2, 3, 4, 5), _normal(rng, 3), _normal(rng, 3)], {})]),
     )
 )
@@ -305,8 +322,7 @@ def _run_group_norm(arrays: Arrays, attrs: Attrs) -> np.ndarray:
     x = arrays[0]
     assert x is not None
     grouped = x.reshape(x.shape[0], attrs.groups, -1)
-    y = _np_normalized(grouped, (2,), attrs.epsilon).reshape(x.shape)
-    return (y * _per_channel(arrays[1], x.ndim) + _per_channel(arrays[2], x.ndim)).astype(x.dtype)  # type: ignore[arg-type]
+    return _np_affine(_np_normalized(grouped, (2,), attrs.epsilon).reshape(x.shape), arrays).astype(x.dtype)
 
 
 def _compute_group_norm(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
@@ -334,7 +350,13 @@ register(
         _run_group_norm,
         _compute_group_norm,
         {"groups": REQUIRED, "epsilon": 1e-5},
-        samples=lambda rng: iter([([_normal(rng, 2, 6, 3, 2), _normal(rng, 6), _normal(rng, 6)], {"groups": 3})]),
+        blocked=lambda types, attrs, block: _blocked_norm(types, attrs, attrs.groups),
+        samples=lambda rng: iter(
+            [
+                ([_normal(rng, 2, 6, 3, 2), _normal(rng, 6), _normal(rng, 6)], {"groups": 3}),
+                ([_normal(rng, 2, 6, 3, 2)], {"groups": 2}),
+            ]
+        ),
     )
 )
 

@@ -452,6 +452,15 @@ def _compute_pad(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) ->
     return te.compute(types[0].shape, body if attrs.mode == "constant" else repeated, "pad")
 
 
+def _blocked_pad(types: Types, attrs: Attrs, block: int) -> BlockedForm | None:
+    """Of what is padded along other axes than that of channels."""
+    rank, pads = operand(types, 0, "pad").rank, attrs.pads
+    if rank < 2 or not all(is_const(each, 0) for each in exprs((pads[1], pads[rank + 1]))):
+        return None
+    own = {**dict(attrs), "pads": (*pads[:rank], 0, *pads[rank:], 0)}
+    return BlockedForm("pad", tuple(own.items()), (Form.CHANNELS, Form.PLAIN)[: len(types)])
+
+
 def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for mode in ("constant", "edge", "reflect", "wrap"):
         yield [_f32(rng, 4, 5)], {"pads": (1, 2, 0, 3), "mode": mode}
@@ -463,7 +472,11 @@ def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield [_f32(rng, 3, 5)], {"pads": (4, -6, -5, 3), "mode": "constant"}
 
 
-register(OpDef("pad", _infer_pad, _run_pad, _compute_pad, {"pads": REQUIRED, "mode": "constant"}, samples=_pad_samples))
+register(
+    OpDef(
+        "pad", _infer_pad, _run_pad, _compute_pad, {"pads": REQUIRED, "mode": "constant"}, blocked=_blocked_pad, samples=_pad_samples
+    )
+)
 
 
 def _infer_tile(types: Types, attrs: Attrs) -> TensorType:

@@ -86,6 +86,14 @@ class Net:
         """An operator whose result has the shape of its first operand."""
         return self.op(kind, x, *others, shape=self.shapes[x], **attrs)
 
+    def group_norm(self, x: str, groups: int) -> str:
+        """As it is exported: as a normalisation of instances whose channels are the groups."""
+        shape = self.shapes[x]
+        ones, zeros = (self.const(np.full(groups, value, np.float32)) for value in (1, 0))
+        grouped = self.op("Reshape", x, self.const(np.array([0, groups, -1])))
+        normal = self.op("InstanceNormalization", grouped, ones, zeros, epsilon=0.1)
+        return self.op("Reshape", normal, self.const(np.array(shape)), shape=shape)
+
     def finish(self, *outputs: str, symbolic: tuple[int, ...] = ()) -> bytes:
         """The model; the axes `symbolic` of all inputs [n, c, h, w] are symbolic dims."""
 
@@ -154,7 +162,7 @@ def random_layer(net: Net, x: str) -> str:
     rng = net.rng
     n, c, h, w = net.shapes[x]
     outputs = int(rng.choice(CHANNELS))
-    match int(rng.integers(0, 19)):
+    match int(rng.integers(0, 22)):
         case 0 | 1 | 2:
             return net.conv(x, outputs, int(rng.choice([1, 3, 5])), int(rng.choice([1, 1, 2])), bias=bool(rng.integers(2)))
         case 3:
@@ -201,6 +209,15 @@ def random_layer(net: Net, x: str) -> str:
             return made if h * w <= 100 else x
         case 17:
             return net.op("Transpose", x, shape=(n, c, w, h), perm=[0, 1, 3, 2])
+        case 18:
+            scale, shift = net.const(net.normal(c)), net.const(net.normal(c))
+            return net.same("InstanceNormalization", x, scale, shift, epsilon=0.1)
+        case 19:
+            return net.group_norm(x, int(rng.choice([g for g in range(1, c + 1) if c % g == 0])))
+        case 20:
+            mode = str(rng.choice(["constant", "edge", "reflect"]))
+            top, right = (int(rng.integers(0, min(size, 3))) for size in (h, w))
+            return net.op("Pad", x, net.const(np.array([0, 0, top, 0, 0, 0, 0, right])), shape=(n, c, h + top, w + right), mode=mode)
         case _:
             part = max(c // 2, 1)
             bounds = [net.const(np.array([value])) for value in (c - part, c, 1)]
@@ -436,6 +453,20 @@ def test_one_two_and_three_spatial_axes(rank: int) -> None:
 
     check(model, net.arrays)
     assert "conv_blocked" in blocked_ops(model)
+
+
+@pytest.mark.parametrize("channels, groups", [(32, 1), (32, 2), (32, 8), (30, 3), (24, 24), (20, 5)])
+def test_norms_between_convolutions_run_on_blocks(channels: int, groups: int) -> None:
+    net = Net(channels + groups, (2, 16, 9, 7))
+    x = net.group_norm(net.conv("x", channels), groups)
+    x = net.same("InstanceNormalization", net.conv(x, channels), net.const(net.normal(channels)), net.const(net.normal(channels)))
+    x = net.op("Pad", x, net.const(np.array([0, 0, 2, 1, 0, 0, 2, 1])), shape=(2, channels, 13, 9), mode="reflect")
+    model = net.finish(net.conv(x, 16))
+
+    assert [op for op in blocked_ops(model) if "norm" in op or "block" in op] == [
+        "block", "conv_blocked", "norm_blocked", "conv_blocked", "norm_blocked", "conv_blocked", "unblock",
+    ]  # fmt: skip
+    check(model, net.arrays, 1e-4)
 
 
 def test_a_value_wanted_in_both_forms_is_copied_once() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tc.ir.arith import equal_shapes, prove
-from tc.ir.dtype import f32
+from tc.ir.dtype import bf16, f16, f32
 from tc.ir.expr import equal, is_const
 from tc.ir.graph import Atom, Call, TensorConst
 from tc.ir.module import IRModule
@@ -102,6 +102,34 @@ def _scaled(b: GraphBuilder, m: Match) -> Atom | None:
 
 def _shifted(b: GraphBuilder, m: Match) -> Atom | None:
     return _with_operand(b, m, "term", 2)
+
+
+# -- a normalisation of groups, as that of instances whose channels are the groups
+
+
+_REGROUPED = op("reshape", _X, name="groups", rest=True)
+_OF_GROUPS = op("reshape", op("instance_norm", _REGROUPED, const_("ones"), const_("zeros"), name="norm"), name="outer", rest=True)
+
+
+def _is_of_groups(m: Match) -> bool:
+    """Of [n, c, *space] as [n, groups, -1], without a scale and a bias of its own."""
+    x, grouped, count = m.type_of("x"), m.type_of("groups"), m.value("ones").size
+    if x.rank < 3 or grouped.rank != 3 or count == 0 or x.dtype not in (f32, f16, bf16):
+        return False
+    divides = prove(equal(x.shape[1] % count, 0), m.facts) is True
+    same = equal_shapes((x.shape[0], *x.shape), (grouped.shape[0], *m.type_of("outer").shape), m.facts) is True
+    return divides and same and bool(np.all(m.value("ones") == 1)) and not m.value("zeros").any()
+
+
+def _group_norm(b: GraphBuilder, m: Match) -> Atom:
+    return b.call("group_norm", m.x, groups=m.value("ones").size, epsilon=m.attrs("norm").epsilon)
+
+
+def _example_groups(b: GraphBuilder) -> Atom:
+    image = b.param("x", tensor_type((2, 6, 4, 3), f32))
+    grouped = b.call("reshape", image, shape=(2, 3, 24))
+    ones, zeros = (b.const(np.full(3, value, np.float32)) for value in (1, 0))
+    return b.call("reshape", b.call("instance_norm", grouped, ones, zeros), shape=(2, 6, 4, 3))
 
 
 # -- sums of squares and roots that are spelled otherwise
@@ -256,6 +284,14 @@ IDIOM_RULES = (
         op("mul", _X, op("tanh", op("softplus", _X)), commutes=True),
         lambda b, m: b.call("mish", m.x),
         example=lambda b: (lambda x: b.call("mul", b.call("tanh", b.call("softplus", x)), x))(_x(b)),
+        inexact=True,
+    ),
+    GraphRule(
+        "a normalisation of groups, as that of instances",
+        _OF_GROUPS,
+        _group_norm,
+        when=_is_of_groups,
+        example=_example_groups,
         inexact=True,
     ),
     GraphRule(
