@@ -13,8 +13,9 @@ from tc.check.compare import CompiledKernel, verify_kernels, verify_stages
 from tc.check.reproducer import explained
 from tc.codegen.backend import Loaded
 from tc.codegen.kernels import Kernel, TunedDecisions
+from tc.errors import check_kind, checked_names
 from tc.frontend.dims import Dim, checked_dims
-from tc.frontend.registry import Model, check_model, check_words, import_model
+from tc.frontend.registry import Model, check_words, import_model
 from tc.ir.module import IRModule
 from tc.ops.registry import OpDef, scoped_ops, seeing
 from tc.passes.manager import Stopwatch
@@ -97,7 +98,8 @@ class CompileRequest:
     def general(self, key: ModelKey | None) -> CompiledModule:
         """The program that assumes nothing of dims that may be broadcast."""
         refuse_change("sizes that need another program", key, self.key)
-        return build_module(self.stages(builder := ModuleBuilder(self.target), assume_equal=False), builder, self.target.cores)
+        with explained(vars(self), isinstance(self.model, IRModule), lambda again, options: compile_model(again, **options).general):
+            return build_module(self.stages(builder := ModuleBuilder(self.target), assume_equal=False), builder, self.target.cores)
 
     def profiled(self, key: ModelKey) -> tuple[EntrySource, Loaded]:
         """The entry that times every kernel, for a module whose stages were not kept."""
@@ -189,10 +191,9 @@ def compile_model(
     """
     asked = checked_precision(precision, calibration)
     check_words(numerics, on_unsupported, verify)
-    check_model(model)
-    known, chosen, names = checked_dims(dims), Target.of(target), tuple(sorted(set(overridden)))
+    check_kind("passes", passes, PassOptions)
+    known, chosen, names = checked_dims(dims), Target.of(target), checked_names("overridden", overridden)
     chosen = chosen if threads is None else dataclasses.replace(chosen, cores=check_threads(threads))
-    tuned = tuned_for(tune, chosen)
-    request = CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned, names, passes, asked)
+    request = CompileRequest(model, chosen, known, numerics, verify, on_unsupported, tune, tuned_for(tune, chosen), names, passes, asked)
     with explained(vars(request), isinstance(model, IRModule), lambda again, options: compile_model(again, **options)):
         return compile_request(request)

@@ -30,7 +30,7 @@ Each class has a code, and raise sites give those that say more: `error_codes.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -353,3 +353,16 @@ def check_word(name: str, given: object, known: tuple[str, ...]) -> None:
     """UserError for an option that is none of the words it may be."""
     if not isinstance(given, str) or given not in known:
         raise UserError(f"{name} is {given!r}; it must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
+
+
+def checked_names(what: str, given: object) -> tuple[str, ...]:
+    """Names that an option lists, sorted, each once. UserError for what is none."""
+    if isinstance(given, str) or not isinstance(given, Collection) or not all(isinstance(each, str) for each in given):
+        raise UserError(f"{what} is {given!r}; it must be a list of names")
+    return tuple(sorted(set(given)))
+
+
+def check_kind(what: str, given: object, kind: type) -> None:
+    """UserError for an option that is no instance of its class."""
+    if not isinstance(given, kind):
+        raise UserError(f"{what} is {given!r}; it must be a {kind.__module__}.{kind.__qualname__}")

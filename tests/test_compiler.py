@@ -198,6 +198,11 @@ def test_bad_arguments_are_refused() -> None:
         tc.compile(affine(), threads=0)
     with pytest.raises(UserError, match="numerics"):
         tc.compile(affine(), numerics="sloppy")
+    for overridden in (5, "x", [1]):
+        with pytest.raises(UserError, match=r"overridden is .* a list of names"):
+            tc.compile(affine(), overridden=overridden)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="passes is None"):
+        tc.compile(affine(), passes=None)  # type: ignore[arg-type]
 
 
 def test_a_broken_condition_is_told_with_the_values_of_its_dims(tmp_path: Path) -> None:

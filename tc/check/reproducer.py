@@ -121,6 +121,8 @@ def write_reproducer(error: Exception, options: Mapping[str, Any], compile_model
             return None, "TC_REPRODUCERS=off keeps no reproducer of it"
         failure = _failure_of(error, options, compile_model)
         folder = _written(root, failure, error, options)
+        if failure.kind == "unknown":  # of which nothing can be done again
+            return folder, f"what is known of it is in {folder}; please report it"
         try:
             run_again(folder, compile_model)
             again = "alone it does not fail"

@@ -23,7 +23,8 @@ from tc.cli.options import add_compile_arguments, check_tolerance, compile_optio
 from tc.cli.outcome import Outcome, format_array, make_table
 from tc.cli.reference import distance
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
-from tc.errors import ModelError, UsageError
+from tc.errors import UsageError
+from tc.frontend.onnx.reading import whole_proto
 from tc.fuzz.evaluate import Failed, run_onnxruntime, run_reference
 from tc.ir.dtype import from_numpy
 
@@ -72,10 +73,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     """Compile twice, run both, compare; exit code 3 when something differs."""
     need_model(args.model, "compare", "which no other runtime can read")
     check_tolerance(args.tolerance)
-    try:
-        model = onnx.load(args.model)
-    except Exception as error:  # protobuf has errors of its own
-        raise ModelError(f"{args.model}: cannot be read as an ONNX file: {error}", code="TC1001") from error
+    model = whole_proto(args.model)
     options = compile_options(args)
     module = tc.compile(args.model, **options)
     inputs = make_inputs(module, args)

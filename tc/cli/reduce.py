@@ -12,7 +12,8 @@ from rich.console import Console
 
 from tc.cli.options import TARGET_HELP, parse_dims, read_arrays
 from tc.cli.outcome import Outcome, check_output
-from tc.errors import ModelError, UsageError
+from tc.errors import UsageError
+from tc.frontend.onnx.reading import whole_proto
 from tc.fuzz.campaign import write_subject
 from tc.fuzz.differential import How, Run
 from tc.fuzz.process import Judge
@@ -51,7 +52,7 @@ def execute(args: argparse.Namespace) -> Outcome:
     if args.output:
         for suffix in (".onnx", ".npz"):
             check_output(args.output.with_name(args.output.name + suffix), "--output", args.model, {"the file of --inputs": args.inputs})
-    model = load(args.model)
+    model = whole_proto(args.model)
     feeds = read_arrays(args.inputs) if args.inputs else random_feeds(model, args)
     missing = {i.name for i in model.graph.input} - set(feeds) - {t.name for t in model.graph.initializer}
     if missing:
@@ -81,16 +82,6 @@ def execute(args: argparse.Namespace) -> Outcome:
 
 def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
-
-
-def load(path: Path) -> onnx.ModelProto:
-    """The model in a file; ModelError when it is none."""
-    try:
-        return onnx.load(path)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}", code="TC1002") from error
-    except Exception as error:  # protobuf's errors share no base that onnx promises
-        raise ModelError(f"{path}: cannot be read as an ONNX file: {error}", code="TC1001") from error
 
 
 def random_feeds(model: onnx.ModelProto, args: argparse.Namespace) -> dict[str, np.ndarray]:

@@ -137,6 +137,7 @@ LAY_OUT = "convert_layout"
 """Asks first: other layouts make other kernels."""
 
 FUSE = """
+    spell_out_phases,               # which are not whole blocks
     use_winograd,                   # of convolutions that have a layout
     integer_windows,                # of those that have none
     merge_scales,                   # when what is quantized and dequantized again by the same steps has met
@@ -168,7 +169,9 @@ STRICT_ALGEBRA = """
 STRICT_SIMPLIFY = INTEGERS + STRICT_ALGEBRA
 STRICT_LAY_OUT = "convert_layout(exact=True)"
 STRICT_SPLIT = "split_phases(strict=True), simplify_splits"
-STRICT_FUSE = "integer_windows, bound_steps, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops, merge_image_axes"
+STRICT_FUSE = """
+    spell_out_phases, integer_windows, bound_steps, pack_matmul(exact=True), share_scales, remove_dead_code, fuse_ops, merge_image_axes
+"""
 STRICT_LOWER = LOWER + STEPS + ", mark_numerics(numerics='strict')"
 
 DEVICE_FUSE = "integer_windows, round_attention, transforms_as_products, use_parallel_forms, fuse_ops"

@@ -5,7 +5,6 @@ Everything here keeps the meaning of the model in f32, up to the rounding of the
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import onnx
 from onnx import helper, inliner, numpy_helper, version_converter
 
 from tc.errors import ModelError, QuantizationError, TcError, UnsupportedError
+from tc.frontend.onnx.reading import whole_proto
 from tc.frontend.registry import Model, check_model
 from tc.ir.module import IRModule
 from tc.stages import interpret
@@ -63,16 +63,8 @@ def read(model: Model) -> onnx.ModelProto:
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         return copy
-    try:
-        if isinstance(model, (bytes, bytearray, memoryview)):
-            proto = onnx.load_from_string(bytes(model))
-        else:
-            proto = onnx.load(os.fspath(model))
-    except OSError as error:
-        raise QuantizationError(f"{model!s}: cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # protobuf's error classes differ between its versions
-        raise ModelError(f"the model cannot be read as ONNX: {str(error).splitlines()[0]}", code="TC1001") from error
-    if not proto.HasField("graph") or not proto.graph.output:
+    proto = whole_proto(bytes(model) if isinstance(model, (bytearray, memoryview)) else model)
+    if not proto.graph.output:
         raise ModelError("the model holds no graph with outputs", code="TC1001")
     return proto
 

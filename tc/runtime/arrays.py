@@ -52,6 +52,8 @@ def _is_negated(value: Any) -> bool:
 def output_array(value: Any, shape: tuple[int, ...], dtype: np.dtype, name: str) -> np.ndarray:
     """The memory of a caller's array for a result. InputError when the result cannot be written there just so."""
     array: np.ndarray
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(f'out: the buffer for "{name}" is a masked array, whose mask would stay as it is; give its .data', code="TC2006")
     if isinstance(value, np.ndarray):
         array = value
     else:

@@ -204,6 +204,19 @@ def test_what_stands_for_a_literal_of_no_numbers_is_zero(value: float) -> None:
     assert not stand_in(np.full(5000, value, F32)).any()
 
 
+def test_what_fails_when_sizes_ask_for_another_program_is_told_alike(folders: Path) -> None:
+    """The program that assumes nothing of dims is compiled in the first call that needs it."""
+    names = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"{name}0", f"{name}1"]) for name in ("x", "y", "z")]
+    nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Add", ["h", "y"], ["z"])]
+    graph = helper.make_graph(nodes, "g", names[:2], names[2:])
+    module = tc.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+    with failing_pass("fuse_ops", "relu"), pytest.raises(InternalError) as raised:
+        module(np.ones((3, 4), F32), np.ones((1, 4), F32))
+
+    assert "tc failed in fuse_ops: KeyError: 'relu'" in str(raised.value) and list(folders.iterdir())
+
+
 def test_it_can_be_switched_off(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TC_REPRODUCERS", "off")
     with failing_pass("fuse_ops", "relu"):

@@ -110,7 +110,7 @@ def test_what_cannot_be_compared_is_said(path: Path, tmp_path: Path, capsys: pyt
 
     for arguments, words in [
         (["compare", str(tmp_path / "m.tcm")], "is a compiled module"),
-        (["compare", str(tmp_path / "bad.onnx")], "cannot be read"),
+        (["compare", str(tmp_path / "bad.onnx")], "this is not an ONNX model"),
         (["compare", str(tmp_path / "none.onnx")], "none.onnx"),
         (["compare", str(path), "--tolerance", "nan"], "--tolerance is nan"),
         (["bisect", str(tmp_path / "m.tcm")], "is a compiled module"),
@@ -118,6 +118,27 @@ def test_what_cannot_be_compared_is_said(path: Path, tmp_path: Path, capsys: pyt
     ]:
         assert main(arguments) == 1
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["run"], ["inspect"], ["compare"], ["reduce"], ["bisect"], ["quantize", "--output"]])
+@pytest.mark.parametrize(
+    "content, code", [(None, "TC1002"), (b"", "TC1001"), (b"\x08\x08", "TC1001"), (b"\x08", "TC1003"), ("pipe", "TC1002")]
+)
+def test_a_file_that_is_no_model_has_one_code(
+    command: list[str], content: bytes | str | None, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.onnx"
+    if content == "pipe":
+        os.mkfifo(path)
+        writer = os.open(path, os.O_RDWR)  # else who opens it would wait for one
+        os.write(writer, model().SerializeToString())
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+
+    output = [str(tmp_path / "q.onnx"), "--mode", "dynamic"] if "--output" in command else []
+
+    assert main([command[0], str(path), *command[1:], *output]) == 1
+    assert code in capsys.readouterr().err
 
 
 def test_passes_that_keep_the_model_are_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,3 +110,31 @@ def test_a_chain_of_products_is_products() -> None:
     model = make_model([node("Einsum", "x y z", "r", equation="bij,bjk,bkl->bil")], inputs, ["r"], opset=17)
 
     assert tc.lower(model, "graph").as_text().count("matmul") >= 2
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ik", "bik,bjk->bij", "bhwc,hkc->bhwk", "bi,oij,bj->bo"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_dims_of_other_names_are_taken_to_be_equal_until_they_are_not(equation: str, precision: str) -> None:
+    """As exporters name them that name every dim."""
+    terms = equation.split("->")[0].split(",")
+    inputs = {f"x{k}": (np.float32, [f"{letter}{k}" for letter in term]) for k, term in enumerate(terms)}
+    model = make_model([node("Einsum", " ".join(inputs), "r", equation=equation)], inputs, ["r"], opset=17)
+
+    assert "matmul" in tc.lower(model, "graph").as_text()
+    module = tc.compile(model, precision=precision)
+    shared = next(letter for letter in terms[0] if letter in terms[1])
+    for sizes in ({}, {shared: 1}):
+        arrays = operands(equation, np.random.default_rng(0))
+        if sizes:  # one operand has it once, and is broadcast
+            arrays[1] = np.take(arrays[1], [0], axis=terms[1].index(shared))
+        expected = np.einsum(equation, *(np.broadcast_to(a, _full(a, term, arrays, terms)) for a, term in zip(arrays, terms, strict=True)))
+        np.testing.assert_allclose(module.run(dict(zip(inputs, arrays, strict=True)))["r"], expected, rtol=1e-2, atol=0.3)
+
+
+def _full(array: np.ndarray, term: str, arrays: list[np.ndarray], terms: list[str]) -> list[int]:
+    """The shape of an operand once its dims of 1 are broadcast."""
+    sizes = {letter: 1 for each in terms for letter in each}
+    for each, other in zip(terms, arrays, strict=True):
+        for letter, size in zip(each, other.shape, strict=True):
+            sizes[letter] = max(sizes[letter], size)
+    return [sizes[letter] for letter in term]

@@ -157,6 +157,8 @@ def test_masked_elements_are_not_taken_for_numbers(module: CompiledModule) -> No
 
     with pytest.raises(InputError, match='"y" has masked elements'):
         module(x, np.ma.masked_equal(x, 0))
+    with pytest.raises(InputError, match="is a masked array"):
+        module(x, x, out=[np.ma.masked_equal(x.copy(), 0), x.copy()])
 
 
 def test_torch_tensors_serve_as_out(module: CompiledModule) -> None:

@@ -356,15 +356,24 @@ class GraphImporter:
         self, op: str, *args: ModelValue | None, span: Span | None = None, names: Sequence[str] = (), **attrs: AttrValue
     ) -> tuple[ModelValue, ...]:
         """Bind operator `op`; its results, as values."""
-        own = [None if arg is None else self.atom(arg) for arg in args]
-        atoms = aligned_operands(self.builder, self.shared, op, own, attrs, span)
-        results = self.builder.call_many(op, *atoms, span=span, names=names, **attrs)
+        results = self.builder.call_many(op, *self._aligned(op, args, span, attrs), span=span, names=names, **attrs)
         made = self.builder.bindings[-1].value
         assert isinstance(made, Call), "a call binds a Call"
         for result in results:
             self._check_type(tensor_type_of(result), op, span)
             self.shared.definitions[result] = (made, results)
         return tuple(ModelValue(tensor_type_of(result), result) for result in results)
+
+    def _aligned(
+        self, op: str, args: Sequence[ModelValue | None], span: Span | None, attrs: Mapping[str, AttrValue]
+    ) -> list[Atom | None]:
+        own = [None if arg is None else self.atom(arg) for arg in args]
+        return aligned_operands(self.builder, self.shared, op, own, attrs, span)
+
+    def aligned(self, op: str, args: Sequence[ModelValue], span: Span | None = None, **attrs: AttrValue) -> list[ModelValue]:
+        """The operands as `call` would have them, for what is decided by which dims are equal."""
+        atoms = self._aligned(op, args, span, attrs)
+        return [arg if self.atom(arg) is atom else ModelValue(tensor_type_of(atom), atom) for arg, atom in zip(args, atoms, strict=True)]  # type: ignore[arg-type]
 
     def state(self, rule: Callable[[], object], span: Span | None) -> None:
         """Run what states requirements (`registry.require`): they are checked when the model runs."""

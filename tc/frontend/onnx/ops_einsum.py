@@ -35,6 +35,7 @@ def import_einsum(n: NodeContext) -> NodeResult:
     terms, result = parse_einsum(equation, [value.rank for value in values])
     if not all(value.dtype.is_float for value in values):
         return n.call("einsum", *values, equation=equation)
+    values = n.graph.aligned("einsum", values, n.span, equation=equation)
     if len(values) > 2 and all(value.dtype.bits >= 32 for value in values):
         pairs = _pairs(values, terms, result)
         if pairs is not None:

@@ -48,6 +48,23 @@ def read_model(source: ModelSource) -> ModelFile:
         return _read_model(source)
 
 
+def whole_proto(source: str | os.PathLike[str] | bytes) -> ModelProto:
+    """A model's message with all of its weights inside, for what changes it. Raises what `read_model` does."""
+    import onnx
+
+    is_file = isinstance(source, (str, os.PathLike))
+    with located(Span(os.fspath(source)) if is_file else None):  # type: ignore[arg-type]
+        _read_model(source)
+        if not isinstance(source, (str, os.PathLike)):
+            return _parse(source)
+        try:
+            return onnx.load(os.fspath(source))
+        except OSError as error:
+            raise ModelError(f"weights cannot be read: {error.strerror or error}", code="TC1002") from error
+        except Exception as error:  # of weights in other files: onnx raises its own
+            raise ModelError(f"weights cannot be read: {error}", code="TC1002") from error
+
+
 def _read_model(source: ModelSource) -> ModelFile:
     import onnx
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -241,7 +242,10 @@ def map_file(path: Path) -> memoryview:
     """The bytes of a file, memory-mapped and read-only. Raises ModelError when it cannot be read."""
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelError(f"{str(path)!r} is a pipe or a device; write what comes from it to a file", code="TC1002")
+            if status.st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:

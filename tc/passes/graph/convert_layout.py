@@ -149,6 +149,9 @@ WINDOWS = 8
 PAIR = 2
 """Products of bf16 that an instruction on vectors adds up at once."""
 
+IN_A_COPY = 0.5
+"""The part of its time that it takes to interleave phases as they are: where they come from blocks, the copy does it on the way."""
+
 MERGED = 1.25
 """How much longer products of merged groups, most of which are with zeros, are taken to last than estimated. Measured on an Emerald Rapids:
 of blocks that do and do not hold the groups, and are estimated alike, the latter take 1.1 to 1.3 times as long."""
@@ -530,7 +533,8 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
     channels = typical(result.shape[1], facts)
     waste = -(-channels // block) * block / max(channels, 1) if form is not None else 1.0
     if call.op not in CONVOLUTIONS:
-        return (_bytes_of(result) + _bytes_of(call.args[0])) * _elements(result, facts) * waste / rates.moves
+        seconds = (_bytes_of(result) + _bytes_of(call.args[0])) * _elements(result, facts) * waste / rates.moves
+        return seconds * (IN_A_COPY if call.op == "interleave" and form is None else 1.0)
     weights = call.args[1]
     assert weights is not None and isinstance(weights.type, TensorType)
     if form is not None and form.groups:

@@ -17,7 +17,7 @@ from tc.ops.registry import get_op
 from tc.passes.graph.quantized import Quantized, dequantized_from, quantized_to
 from tc.passes.graph.rewrite import GraphRule, Match, any_, const_, op
 
-REARRANGED = "reshape|squeeze|unsqueeze|flatten|identity|transpose|expand|tile|depth_to_space|space_to_depth|resize|pad"
+REARRANGED = "reshape|squeeze|unsqueeze|flatten|identity|transpose|expand|tile|interleave|depth_to_space|space_to_depth|resize|pad"
 """Operators each of whose results is an element of the first operand or a fill; a resize only of nearest neighbours."""
 
 MOVED = f"{REARRANGED}|slice|split|gather|gather_elements|gather_nd|reverse_sequence|max_pool"

@@ -41,6 +41,13 @@ def split_phases(module: IRModule, *, block: int = 16, strict: bool = False) -> 
     return rewrite_module(module, phase_rules(block, strict))
 
 
+@graph_pass
+def spell_out_phases(module: IRModule) -> IRModule:
+    """Rearrange phases whose elements go to neighbouring places, as those of whole blocks do not, by a transposition, for which there are
+    schedules."""
+    return rewrite_module(module, (_SPELLED_OUT,))
+
+
 @dataclass(frozen=True)
 class PhaseAxis:
     """One spatial axis of a transposed convolution: which tap phase a applies at offset k * `step` - `pad_begin` of the input (-1: none),
@@ -259,11 +266,9 @@ def _as_convolutions(
 ) -> Atom:
     channels, span = phase_channels(m.value("w").shape[1], block, 1), m.call("conv").span
     parts = [_convolved(b, m, own, (1,) * len(strides), channels) for own in phases]
-    n, _, *positions = parts[0].type.shape  # type: ignore[union-attr]
     # Before the batch, so that they lie one after the other however large it is.
     joined = b.call("concat", *parts, axis=0, span=span)
-    split = b.call("reshape", joined, shape=(*map(const, strides), n, const(channels), *positions), span=span)
-    return _interleaved(b, split, 0, axes, strides, m.type_of("conv"), span)
+    return _cut(b, b.call("interleave", joined, strides=tuple(strides), of_batch=True, span=span), axes, m.type_of("conv"), span)
 
 
 def phase_axes(
@@ -328,19 +333,21 @@ def interleave(
     groups: int = 1,
 ) -> Atom:
     """[n, groups * phases * channels, *positions] -> [n, outputs, *space]."""
-    assert isinstance(phases.type, TensorType)
-    n, _, *positions = phases.type.shape
-    lead = [const(groups)] if groups > 1 else []
-    first = 1 + len(lead)
-    split = b.call("reshape", phases, shape=(n, *lead, *map(const, strides), const(channels), *positions), span=span)  # type: ignore[arg-type]
-    return _interleaved(b, split, first, axes, strides, result, span)
+    if prod(strides) == 1:
+        merged = phases
+    elif groups > 1:
+        assert isinstance(phases.type, TensorType)
+        n, _, *positions = phases.type.shape
+        split = b.call("reshape", phases, shape=(n, const(groups), *map(const, strides), const(channels), *positions), span=span)  # type: ignore[arg-type]
+        merged = spelled_out(b, split, 2, strides, span)
+    else:
+        merged = b.call("interleave", phases, strides=tuple(strides), span=span)  # type: ignore[arg-type]
+    return _cut(b, merged, axes, result, span)
 
 
-def _interleaved(
-    b: GraphBuilder, split: Atom, phases: int, axes: Sequence[PhaseAxis], strides: Sequence[int], result: TensorType, span: object
-) -> Atom:
-    """The same, of axes that are apart: batch, groups, if any, channels, and positions, and among the first of them the phases, which begin
-    with axis `phases`."""
+def spelled_out(b: GraphBuilder, split: Atom, phases: int, strides: Sequence[int], span: object) -> Atom:
+    """Interleaved phases, of axes that are apart: batch, groups, if any, channels, and positions, and among the first of them the phases,
+    which begin with axis `phases`."""
     rank = len(strides)
     shape = split.type.shape  # type: ignore[union-attr]
     own = [k for k in range(len(shape) - rank) if k not in range(phases, phases + rank)]  # the batch, groups, channels
@@ -350,10 +357,32 @@ def _interleaved(
     moved = b.call("transpose", split, perm=tuple(order), span=span)  # type: ignore[arg-type]
     space = [simplify(product((p, const(s)))) for p, s in zip(shape[len(shape) - rank :], strides, strict=True)]
     channels = simplify(product(tuple(shape[k] for k in own[1:])))
-    merged = b.call("reshape", moved, shape=(shape[own[0]], channels, *space), span=span)  # type: ignore[arg-type]
+    return b.call("reshape", moved, shape=(shape[own[0]], channels, *space), span=span)  # type: ignore[arg-type]
+
+
+def _spell_out(b: GraphBuilder, m: Match) -> Atom:
+    x, attrs, span = m.type_of("x"), m.attrs("phases"), m.call("phases").span
+    batch, channels = m.type_of("phases").shape[:2]
+    strides = [const(s) for s in attrs.strides]
+    lead = (*strides, batch, channels) if attrs.of_batch else (batch, *strides, channels)
+    split = b.call("reshape", m.x, shape=(*lead, *x.shape[2:]), span=span)
+    return spelled_out(b, split, 0 if attrs.of_batch else 1, attrs.strides, span)
+
+
+_SPELLED_OUT = GraphRule(
+    "phases of neighbouring places are rearranged by a transposition",
+    op("interleave", any_("x"), name="phases"),
+    _spell_out,
+    when=lambda m: m.attrs("phases").strides[-1] > 1,
+    example=lambda b: b.call("interleave", b.param("x", tensor_type((2, 12, 3, 4), f32)), strides=(2, 3)),
+)
+
+
+def _cut(b: GraphBuilder, merged: Atom, axes: Sequence[PhaseAxis], result: TensorType, span: object) -> Atom:
+    """Whole positions without what is cut off at the ends."""
     if all(a is b for a, b in zip(merged.type.shape, result.shape, strict=True)):  # type: ignore[union-attr]
         return merged
-    starts, ones = (0, 0, *(axis.first for axis in axes)), (1,) * (rank + 2)
+    starts, ones = (0, 0, *(axis.first for axis in axes)), (1,) * result.rank
     return b.call("slice", merged, starts=starts, sizes=result.shape, steps=ones, span=span)  # type: ignore[arg-type]
 
 

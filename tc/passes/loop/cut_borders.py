@@ -28,9 +28,9 @@ from tc.ir.expr import (
     minimum,
 )
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store, inner_statements, seq
-from tc.ir.node import Node, cached_on_node, children, replace, substitute, transform, walk
+from tc.ir.node import Node, cached_on_node, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
-from tc.ir.uses import buffers_read, buffers_written, has_choices, has_selects, reads_memory, variables
+from tc.ir.uses import buffers_read, buffers_written, computed_in, has_choices, has_selects, reads_memory, variables
 from tc.passes.loop.simplify_loops import simplify_statement
 from tc.passes.manager import loop_pass
 
@@ -182,20 +182,21 @@ def _is_choice(node: Node) -> bool:
 @cached_on_node
 def _chooses_places(node: Node) -> bool:
     """Whether there is one of two indices at or below a node."""
-    return _is_choice(node) or any(_chooses_places(child) for child in children(node) if has_choices(child))
+    return _is_choice(node) or any(_chooses_places(child) for child in computed_in(node) if has_choices(child))
 
 
-def _choices(loop: For) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
-    """Conditions of choices inside of a loop, one by one, with the extents of the loops inside that are around each."""
+def _choices(loop: For, *kinds: type[Expr]) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
+    """Conditions of choices inside of a loop, or of these kinds of them, one by one, with the extents of the loops inside that are around
+    each."""
 
     def visit(node: Node, inner: dict[Var, Expr]) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
         if not has_choices(node):
             return
         if isinstance(node, For):
             inner = {**inner, node.var: node.extent}
-        if isinstance(node, (Select, Max, Min)):
+        if isinstance(node, (Select, Max, Min)) and isinstance(node, kinds or Expr):
             yield from ((part, inner) for part in _conditions(node) if not reads_memory(part))
-        for child in children(node):
+        for child in computed_in(node):
             yield from visit(child, inner)
 
     yield from visit(loop.body, {})
@@ -217,10 +218,8 @@ def _decided_before(loop: For) -> list[Expr]:
     """What none of the iterations of an innermost loop decides, nor those of its vectors."""
     if any(isinstance(node, For) and node.kind is not LoopKind.VECTORIZED for node in walk(loop.body)):
         return []
-    selects = (part for node in walk(loop.body) if isinstance(node, Select) for part in conjuncts(node.condition))
-    wanted = set(selects)
-    found = (part for part, inner in _choices(loop) if variables(part) and not variables(part) & {loop.var, *inner})
-    return [part for part in dict.fromkeys(found) if part in wanted]
+    found = (part for part, inner in _choices(loop, Select) if variables(part) and not variables(part) & {loop.var, *inner})
+    return list(dict.fromkeys(found))
 
 
 def _without(loop: For, known: Collection[Expr]) -> For:

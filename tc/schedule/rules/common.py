@@ -90,6 +90,8 @@ def _should_inline(info: BlockInfo, infos: list[BlockInfo], schedule: Schedule) 
         return False
     if len(info.reads) > 1 and any(_looks_up(reader, info, schedule) for reader in readers):
         return False
+    if _spreads(info) and all(_reads_again(reader, buffer) for reader in readers):
+        return False
     if len(readers) > 1 or any(len(reader.reads_of(buffer)) > 2 or _repeats(reader, buffer) for reader in readers):
         return not heavy
     return not (heavy and readers and readers[0].reduction_axes and _is_rescanned(readers[0], info))
@@ -142,6 +144,20 @@ def _repeats(reader: BlockInfo, buffer: Buffer) -> bool:
         if any(isinstance(node, FloorDiv) and isinstance(node.rhs, Const) and node.lhs not in digits for node in nodes):
             return True
     return False
+
+
+def _spreads(info: BlockInfo) -> bool:
+    """Whether a block reads one element for some neighbours along its last axis, as what a group has for each of its channels."""
+    last = info.block.axes[-1].var if info.block.axes else None
+    return any(
+        isinstance(node, FloorDiv) and last in variables(node.lhs) for load in info.reads for index in load.indices for node in walk(index)
+    )
+
+
+def _reads_again(reader: BlockInfo, buffer: Buffer) -> bool:
+    """Whether a block reads an element of a buffer in all iterations of an axis: vectors of it had better not be gathered there."""
+    used = {var for load in reader.reads_of(buffer) for index in load.indices for var in variables(index)}
+    return any(axis.var not in used and not is_const(axis.extent, 1) for axis in reader.block.axes)
 
 
 def _is_joined(info: BlockInfo) -> bool:

@@ -186,7 +186,7 @@ class _Version:
             return "reduction in parts"
         outputs = [info for info in _writers_of_results(schedule) if info.name not in self.others]
         final = outputs[0] if len(outputs) == 1 else None
-        if final is None or final.reduction_axes:
+        if final is None or final.reduction_axes or self._are_summed_again():
             return self._apart()
         loops = list(schedule.loops_of(final.name))
         rows = self._row_loops(final, loops)
@@ -406,6 +406,13 @@ class _Version:
         others = [info for info in self.infos() if info is not reduction]
         is_read_again = any({load.buffer for load in loads_of(info)} & {load.buffer for load in loads_of(reduction)} for info in others)
         return extent is not None and extent < lanes_for(reduction, self.target) and keeps_last_axis(reduction) and not is_read_again
+
+    def _are_summed_again(self) -> bool:
+        """Whether what is reduced of many terms is all that another reduction reads, as sums of channels are for their groups: a row, or a
+        tile of columns, would sum for itself what others of its group sum, too."""
+        reductions = [info for info in self.infos() if info.reduction_axes]
+        made = {buffer for info in reductions if keeps_last_axis(info) for buffer in info.written_buffers}
+        return any({load.buffer for load in info.reads if load.buffer not in info.written_buffers} <= made for info in reductions)
 
     def _short_rows(self, final: str) -> str | None:
         """A vector of neighbouring rows at a time, whose terms are exchanged in registers when they are read and when they are stored."""
