@@ -55,20 +55,16 @@ def buffers_written(node: Node) -> frozenset[Buffer]:
 
 @cached_on_node
 def has_selects(node: Node) -> bool:
-    """Whether anything computed at or below a node is one of two values, as a condition says."""
-    return isinstance(node, Select) or any(map(has_selects, computed_in(node)))
-
-
-def computed_in(node: Node) -> list[Node]:
-    """What is directly below a node and computed there: all but the shapes of buffers."""
-    return [child for child in children(node) if not isinstance(child, Buffer)]
+    """Whether anything at or below a node is one of two values, as a condition says; not the sizes of buffers, which nothing computes."""
+    return isinstance(node, Select) or (not isinstance(node, Buffer) and any(map(has_selects, children(node))))
 
 
 @cached_on_node
 def has_choices(node: Node) -> bool:
-    """Whether anything computed at or below a node is one of two values as a condition says, or the larger or smaller of two indices."""
+    """Whether anything at or below a node is one of two values as a condition says, or of two indices the larger or smaller one; not the
+    sizes of buffers."""
     is_one = isinstance(node, Select) or (isinstance(node, (Max, Min)) and node.dtype == i64)
-    return is_one or any(map(has_choices, computed_in(node)))
+    return is_one or (not isinstance(node, Buffer) and any(map(has_choices, children(node))))
 
 
 @cached_on_node

@@ -12,18 +12,23 @@ from tc.ir.uses import variables
 from tc.schedule.tree import Place, facts_at, fresh_block_name, fresh_buffer_name, fresh_names, replace_stmt, statements
 
 
-def specialize(func: PrimFunc, dim: str, at_least: int) -> PrimFunc:
+def specialize(func: PrimFunc, dim: str, at_least: int, second: str = "", second_at_least: int = 0) -> PrimFunc:
     """Two versions of the program, to be scheduled apart: one for a dim, or a loop, that is large enough, one for others.
 
         S          =>      if n >= 16: S
                            else: S'
 
+    With a `second` dim, or loop, the first version is for those where both are.
     Loops, blocks and scratch buffers of the second version get new names. Of a program that has versions already, the one around
     the loop is made two. Raises ScheduleError unless `dim` is a symbolic dim of the function, or a loop whose extent dims decide,
     for which the question is open. Source: `specialize` of Halide.
     """
     place, extent = _find_extent(func, dim)
-    return _with_versions(func, place, const(at_least) <= extent, f"{dim} is {{}} at least {at_least}")
+    condition, claim = const(at_least) <= extent, f"{dim} is {{}} at least {at_least}"
+    if second:
+        condition = logical_and(condition, const(second_at_least) <= _find_extent(func, second)[1])
+        claim += f" and {second} {second_at_least}"
+    return _with_versions(func, place, condition, claim)
 
 
 def specialize_tiles(func: PrimFunc, dim: str, tile: int, tile_cost: int, other: int, other_cost: int) -> PrimFunc:

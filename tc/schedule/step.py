@@ -143,8 +143,9 @@ def _all(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, tuple) and len(value) <= DEEPEST_NEST and all(map(is_one, value))
 
 
-_TEXTS = "loop outer inner name block buffer thread dim intrinsic scope layout key side dtype".split()
-_NUMBERS = "axis copies length divisor multiple factor stages elements at_least tile tile_cost other other_cost pitch extent known".split()
+_TEXTS = "loop outer inner name block buffer thread dim second intrinsic scope layout key side dtype".split()
+_COSTS = "tile tile_cost other other_cost".split()
+_NUMBERS = [*_COSTS, *"axis copies length divisor multiple factor stages elements at_least second_at_least pitch extent known".split()]
 
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(_TEXTS, _is_text),
@@ -394,8 +395,8 @@ class Schedule:
         self._do("split_overlapped", loop, factor, (outer, inner))
         return outer, inner
 
-    def specialize(self, dim: str, at_least: int) -> None:
-        self._do("specialize", dim, at_least)
+    def specialize(self, dim: str, at_least: int, second: str = "", second_at_least: int = 0) -> None:
+        self._do("specialize", dim, at_least, *((second, second_at_least) if second else ()))
 
     def specialize_tiles(self, dim: str, tile: int, tile_cost: int, other: int, other_cost: int) -> None:
         self._do("specialize_tiles", dim, tile, tile_cost, other, other_cost)

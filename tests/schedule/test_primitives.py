@@ -13,7 +13,7 @@ from tc.passes.loop.partition_loops import partition_loops
 from tc.passes.loop.simplify_loops import simplify_loops
 from tc.schedule.step import Schedule
 from tc.schedule.tree import block_places, find_loop
-from tc.te import create_prim_func, placeholder, reduce
+from tc.te import compute, create_prim_func, placeholder, reduce
 from tests.schedule.outline import outline
 from tests.schedule.programs import assert_same, biased, chain, matmul, row_sum, shifted, two_readers
 
@@ -639,6 +639,21 @@ def test_specialize_for_tiles_chooses_by_what_is_left_over() -> None:
     assert len(blocks) == len(set(blocks)) == 6
     for size in range(31):
         assert_same(func, s, (size,))
+
+
+def test_a_version_may_be_for_two_dims_that_are_large() -> None:
+    rows, columns = Var("n"), Var("m")
+    a = placeholder((rows, columns), f32, "A")
+    func = create_prim_func("twice", [a], [compute((rows, columns), lambda i, j: a[i, j] + a[i, j], "B")], (rows, columns))
+    s = Schedule(func)
+
+    s.specialize("i", 3, "j", 5)
+    s.split("i", 3)
+    s.split_overlapped("j", 5)
+
+    assert len(block_places(s.func)) == 2
+    for sizes in ((0, 0), (2, 5), (3, 4), (3, 5), (7, 11)):
+        assert_same(func, s, sizes)
 
 
 def test_the_versions_for_tiles_are_scheduled_apart() -> None:

@@ -271,6 +271,32 @@ def test_what_few_tiles_read_is_computed_in_each(rows: int, dtype: DType, is_cop
     assert any(info.name.endswith("_rhs") for info in block_infos(scheduled.func)) == is_copied
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "is_copied"), [("m", "n", True), ("m", 600, True), (400, "n", True), ("m", 64, False), (64, "n", False)]
+)
+def test_columns_of_a_matrix_of_any_size_are_copied_for_many_rows(rows: int | str, columns: int | str, is_copied: bool) -> None:
+    """Rows of any length, each of which would be read again for every tile of rows."""
+    m, n = (Var(size) if isinstance(size, str) else size for size in (rows, columns))
+    k = Var("k")
+    a, b = placeholder((m, k), f32, "A"), placeholder((k, n), f32, "B")
+    dims = tuple(size for size in (m, k, n) if isinstance(size, Var))
+    total = reduce("sum", (m, n), (k,), lambda i, j, r: a[i, r] * b[r, j], "mm")
+
+    scheduled = apply_rules(create_prim_func("product", [a, b], [total], dims), TARGETS["x86-64-v4"])
+
+    assert scheduled.rule == "contraction"
+    assert any("_rhs" in info.name for info in block_infos(scheduled.func)) == is_copied
+    rng, loops = np.random.default_rng(0), finish_loops(scheduled.func, threads=2)
+    for sizes in ((0, 3, 5), (2, 9, 300), (191, 5, 257), (192, 3, 255), (193, 33, 256), (200, 2, 301)):
+        given = {"m": sizes[0], "k": sizes[1], "n": sizes[2]}
+        own = [given[size] if isinstance(size, str) else size for size in (rows, "k", columns)]
+        x, y = rng.integers(-4, 5, own[:2]).astype(np.float32), rng.integers(-4, 5, own[1:]).astype(np.float32)
+
+        result, *_ = run(loops, [x, y], tuple(given[var.name] for var in dims), target=TARGETS["x86-64-v4"])
+
+        np.testing.assert_array_equal(result, x @ y)
+
+
 @pytest.mark.parametrize("columns", [12, 108, 300])
 def test_copies_of_the_last_columns_have_no_vectors_without_elements(columns: int) -> None:
     """Those that a mask left none of took longer than the product."""

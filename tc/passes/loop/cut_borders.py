@@ -28,9 +28,9 @@ from tc.ir.expr import (
     minimum,
 )
 from tc.ir.loop import For, If, LoopKind, PrimFunc, Seq, Stmt, Store, inner_statements, seq
-from tc.ir.node import Node, cached_on_node, replace, substitute, transform, walk
+from tc.ir.node import Node, cached_on_node, children, replace, substitute, transform, walk
 from tc.ir.structural import fresh_binders
-from tc.ir.uses import buffers_read, buffers_written, computed_in, has_choices, has_selects, reads_memory, variables
+from tc.ir.uses import buffers_read, buffers_written, has_choices, has_selects, reads_memory, variables
 from tc.passes.loop.simplify_loops import simplify_statement
 from tc.passes.manager import loop_pass
 
@@ -182,7 +182,7 @@ def _is_choice(node: Node) -> bool:
 @cached_on_node
 def _chooses_places(node: Node) -> bool:
     """Whether there is one of two indices at or below a node."""
-    return _is_choice(node) or any(_chooses_places(child) for child in computed_in(node) if has_choices(child))
+    return _is_choice(node) or any(_chooses_places(child) for child in children(node) if has_choices(child))
 
 
 def _choices(loop: For, *kinds: type[Expr]) -> Iterator[tuple[Expr, dict[Var, Expr]]]:
@@ -196,7 +196,7 @@ def _choices(loop: For, *kinds: type[Expr]) -> Iterator[tuple[Expr, dict[Var, Ex
             inner = {**inner, node.var: node.extent}
         if isinstance(node, (Select, Max, Min)) and isinstance(node, kinds or Expr):
             yield from ((part, inner) for part in _conditions(node) if not reads_memory(part))
-        for child in computed_in(node):
+        for child in children(node):
             yield from visit(child, inner)
 
     yield from visit(loop.body, {})

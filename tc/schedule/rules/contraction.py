@@ -30,10 +30,13 @@ from tc.schedule.rules.epilogue import (
     total_of,
 )
 from tc.schedule.rules.operands import (
+    LEAST_PACKED_COLUMNS,
+    LEAST_PACKED_ROWS,
     Dot,
     choose_dot,
     copies_words_for_tiles,
     making_blocks,
+    may_pack_rhs,
     stage_operands,
     terms_in_words,
 )
@@ -112,9 +115,10 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     if apart and inline_chain(schedule, [info.name for info in after]) is None:
         return None
     has_few = tiles is None and copies_words_for_tiles(contraction, target, strict)  # where rows are symbolic
-    final = _final_of(schedule, name, apart) if has_few else None
-    few = None if final is None else _few_rows_apart(schedule, name, final, target)
-    dot = stage_operands(schedule, name, target) if tiles is None else None
+    packs = tiles is None and not has_few and contraction.rhs.buffer in schedule.func.inputs and may_pack_rhs(contraction, target, strict)
+    final = _final_of(schedule, name, apart) if has_few or packs else None
+    few = None if final is None else (_small_apart if packs else _few_rows_apart)(schedule, name, final, target)
+    dot = stage_operands(schedule, name, target, packs=packs) if tiles is None else None
     final = _final_of(schedule, name, apart) if final is None else final
     if final is None:
         return None
@@ -150,6 +154,15 @@ def _few_rows_apart(schedule: Schedule, name: str, final: str, target: Target) -
     if not rows or extent_value(schedule, rows[-1]) is not None:
         return None
     return next(iter(lower_versions(schedule, _blocks(schedule), row_of, [TILE_ROWS])), None)
+
+
+def _small_apart(schedule: Schedule, name: str, final: str, target: Target) -> dict[str, str] | None:
+    """A version for fewer rows or columns than copies of the rhs pay for, where these are symbolic: its blocks by those of the program."""
+    roles = roles_of(schedule, contraction_of(schedule, name), final, lanes_for(block_info(schedule, final), target))
+    least = [(loop, LEAST_PACKED_ROWS) for loop in roles.rows[-1:]] + [(roles.lane, LEAST_PACKED_COLUMNS * target.cores)]
+    asked = [each for each in least if extent_value(schedule, each[0]) is None]
+    both = [part for each in asked for part in each]
+    return (asked and split_off(schedule, _blocks(schedule), lambda: schedule.specialize(*both))) or None  # type: ignore[arg-type]
 
 
 def _schedule_few_rows(schedule: Schedule, name: str, final: str, blocks: frozenset[str], target: Target) -> frozenset[str]:

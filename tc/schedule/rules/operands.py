@@ -64,6 +64,9 @@ COPY_OPERATIONS = 2
 LEAST_PACKED_ROWS = 192
 """The same for columns that are only read: their copy is contiguous, and lies in few lines of the cache."""
 
+LEAST_PACKED_COLUMNS = 128
+"""Columns for each thread, that are enough tiles for them to share, where their number is symbolic."""
+
 LEAST_STAGED_COLUMNS = 64
 """Columns that must share an operand's rows for a copy of them to pay."""
 
@@ -237,11 +240,29 @@ def copies_words_for_tiles(contraction: Contraction, target: Target, strict: boo
     return dot is not None and dot.grid is not None and not dot.takes_rhs_in_place(contraction)
 
 
-def stage_operands(schedule: Schedule, name: str, target: Target, few_rows: bool = False) -> Dot | None:
+def may_pack_rhs(contraction: Contraction, target: Target, strict: bool) -> bool:
+    """Whether a copy of each tile of columns pays for a rhs of unknown size, where symbolic numbers of rows and of columns are large: see
+    `_pays_for_rhs`."""
+    if all(isinstance(size, Const) for size in contraction.rhs.buffer.shape) or not _has_rows_of_rhs(contraction):
+        return False
+    known = _count(contraction, contraction.rows, LEAST_PACKED_ROWS), _count(contraction, contraction.columns, LEAST_PACKED_COLUMNS)
+    is_large = known[0] >= LEAST_PACKED_ROWS and known[1] >= LEAST_PACKED_COLUMNS
+    return is_large and not groups_of_terms(contraction) and choose_dot(contraction, target, strict) is None
+
+
+def _has_rows_of_rhs(contraction: Contraction) -> bool:
+    """Whether the rhs is rows of an input, as they lie."""
+    rhs, columns = contraction.rhs, contraction.columns
+    if not moves_apart(contraction, rhs) or len(columns) != 1 or contraction.info.spatial_axes[-1:] != columns:
+        return False
+    return isinstance(contraction.rhs_value, Load) and rhs.indices[-1] is columns[0] and len(contraction.depth) == 1
+
+
+def stage_operands(schedule: Schedule, name: str, target: Target, few_rows: bool = False, packs: bool = False) -> Dot | None:
     """Put copies of operands in front of the contraction `name`, not yet scheduled, where an instruction wants them or they pay.
 
     Returns the instruction. Axes whose last tile it would not fill are padded. `few_rows`: they are fewer than a copy of the rhs or tiles
-    of rows pay for.
+    of rows pay for. `packs`: a copy of the rhs pays in any case.
     """
     contraction = contraction_of(schedule, name)
     strict = is_strict(schedule.func)
@@ -254,7 +275,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target, few_rows: bool
             dot = replace(dot, grid=schedule.choose(name, "tile_grid", fitting, dot.grid, ordered=False))
         _stage_for_dot(schedule, contraction, dot, target)
         return dot
-    if not few_rows and _pays_for_rhs(schedule, contraction):
+    if packs or (not few_rows and _pays_for_rhs(schedule, contraction)):
         schedule.cache_operand(name, "rhs", contraction.rhs_value.dtype.name)
     is_work = not isinstance(contraction.lhs_value, Load) or any(map(reads_memory, contraction.lhs.indices))
     if is_work and moves_apart(contraction, contraction.lhs) and _count(contraction, contraction.columns) >= LEAST_STAGED_COLUMNS:
