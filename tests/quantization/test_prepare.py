@@ -108,7 +108,7 @@ def test_a_quantized_model_is_refused(rng: np.random.Generator) -> None:
 
 
 def test_what_is_no_onnx_model_is_refused(tmp_path: object) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(ModelError, match=r"there is no file 'no/such/file.onnx'"):
         prepare("no/such/file.onnx")
     with pytest.raises(ModelError):
         prepare(b"nonsense that is no model")

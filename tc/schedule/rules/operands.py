@@ -243,19 +243,19 @@ def copies_words_for_tiles(contraction: Contraction, target: Target, strict: boo
 def may_pack_rhs(contraction: Contraction, target: Target, strict: bool) -> bool:
     """Whether a copy of each tile of columns pays for a rhs of unknown size, where symbolic numbers of rows and of columns are large: see
     `_pays_for_rhs`."""
-    if all(isinstance(size, Const) for size in contraction.rhs.buffer.shape) or not _has_rows_of_rhs(contraction):
+    rhs = contraction.rhs
+    is_row_major = isinstance(contraction.rhs_value, Load) and _columns_are_last(contraction) and rhs.indices[-1] is contraction.columns[0]
+    if all(isinstance(size, Const) for size in rhs.buffer.shape) or not is_row_major or len(contraction.depth) != 1:
         return False
     known = _count(contraction, contraction.rows, LEAST_PACKED_ROWS), _count(contraction, contraction.columns, LEAST_PACKED_COLUMNS)
     is_large = known[0] >= LEAST_PACKED_ROWS and known[1] >= LEAST_PACKED_COLUMNS
     return is_large and not groups_of_terms(contraction) and choose_dot(contraction, target, strict) is None
 
 
-def _has_rows_of_rhs(contraction: Contraction) -> bool:
-    """Whether the rhs is rows of an input, as they lie."""
-    rhs, columns = contraction.rhs, contraction.columns
-    if not moves_apart(contraction, rhs) or len(columns) != 1 or contraction.info.spatial_axes[-1:] != columns:
-        return False
-    return isinstance(contraction.rhs_value, Load) and rhs.indices[-1] is columns[0] and len(contraction.depth) == 1
+def _columns_are_last(contraction: Contraction) -> bool:
+    """Whether columns are the last axis of the result, and a copy of the rhs has no element twice."""
+    columns = contraction.columns
+    return moves_apart(contraction, contraction.rhs) and len(columns) == 1 and contraction.info.spatial_axes[-1:] == columns
 
 
 def stage_operands(schedule: Schedule, name: str, target: Target, few_rows: bool = False, packs: bool = False) -> Dot | None:
@@ -286,7 +286,7 @@ def stage_operands(schedule: Schedule, name: str, target: Target, few_rows: bool
 def _pays_for_rhs(schedule: Schedule, contraction: Contraction) -> bool:
     """Whether a copy of each tile of columns pays: they are computed, gathered, or lie in as many lines of the cache as there are terms."""
     rhs, value = contraction.rhs, contraction.rhs_value
-    if not moves_apart(contraction, rhs) or len(contraction.columns) != 1 or contraction.info.spatial_axes[-1:] != contraction.columns:
+    if not _columns_are_last(contraction):
         return False
     rows = _count(contraction, contraction.rows)
     if any(map(reads_memory, rhs.indices)):
