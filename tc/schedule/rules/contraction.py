@@ -52,7 +52,7 @@ from tc.schedule.rules.product import (
 from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
-from tc.schedule.rules.tile import lower_versions, split_off
+from tc.schedule.rules.tile import is_at_most, lower_versions, split_off
 from tc.schedule.rules.tiling import (
     FEW_ROWS,
     LOW_ROWS,
@@ -118,11 +118,11 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     packs = tiles is None and not has_few and contraction.rhs.buffer in schedule.func.inputs and may_pack_rhs(contraction, target, strict)
     final = _final_of(schedule, name, apart) if has_few or packs else None
     few = None if final is None else (_small_apart if packs else _few_rows_apart)(schedule, name, final, target)
-    dot = stage_operands(schedule, name, target, packs=packs) if tiles is None else None
+    dot = stage_operands(schedule, name, target, packs=packs and few != {}) if tiles is None else None
     final = _final_of(schedule, name, apart) if final is None else final
     if final is None:
         return None
-    others = frozenset[str]() if few is None else _schedule_few_rows(schedule, few[name], few[final], frozenset(few.values()), target)
+    others = frozenset[str]() if not few else _schedule_few_rows(schedule, few[name], few[final], frozenset(few.values()), target)
     contraction = contraction_of(schedule, name)
     if tiles is None:
         _schedule_versions(schedule, contraction, name, final, target, dot, others)
@@ -157,10 +157,13 @@ def _few_rows_apart(schedule: Schedule, name: str, final: str, target: Target) -
 
 
 def _small_apart(schedule: Schedule, name: str, final: str, target: Target) -> dict[str, str] | None:
-    """A version for fewer rows or columns than copies of the rhs pay for, where these are symbolic: its blocks by those of the program."""
+    """A version for fewer rows or columns than copies of the rhs pay for, where these are symbolic: its blocks by those of the program.
+    None where there are always as many, no blocks where there never are."""
     roles = roles_of(schedule, contraction_of(schedule, name), final, lanes_for(block_info(schedule, final), target))
     least = [(loop, LEAST_PACKED_ROWS) for loop in roles.rows[-1:]] + [(roles.lane, LEAST_PACKED_COLUMNS * target.cores)]
     asked = [each for each in least if extent_value(schedule, each[0]) is None]
+    if any(is_at_most(schedule, loop, size - 1) for loop, size in asked):
+        return {}
     both = [part for each in asked for part in each]
     return (asked and split_off(schedule, _blocks(schedule), lambda: schedule.specialize(*both))) or None  # type: ignore[arg-type]
 

@@ -412,7 +412,8 @@ class _Version:
         tile of columns, would sum for itself what others of its group sum, too."""
         reductions = [info for info in self.infos() if info.reduction_axes]
         made = {buffer for info in reductions if keeps_last_axis(info) for buffer in info.written_buffers}
-        return any({load.buffer for load in info.reads if load.buffer not in info.written_buffers} <= made for info in reductions)
+        read = ({load.buffer for load in info.reads if load.buffer not in info.written_buffers} for info in reductions)
+        return any(buffers and buffers <= made for buffers in read)
 
     def _short_rows(self, final: str) -> str | None:
         """A vector of neighbouring rows at a time, whose terms are exchanged in registers when they are read and when they are stored."""

@@ -13,12 +13,12 @@ from math import inf, prod
 
 from tc.cost.typical import USUAL_DIM, typical
 from tc.errors import ScheduleError
-from tc.ir.arith import Facts
+from tc.ir.arith import Facts, prove
 from tc.schedule.analysis import Contraction, block_infos
 from tc.schedule.rules.common import buffer_bytes, extent_value
 from tc.schedule.rules.epilogue import block_info, driving_loops
 from tc.schedule.step import Schedule, Step
-from tc.schedule.tree import find_loop
+from tc.schedule.tree import facts_at, find_loop
 
 GROWN_DIM = 16 * USUAL_DIM
 """A symbolic dim that has become large."""
@@ -230,6 +230,12 @@ def fetch_tiles_ahead(schedule: Schedule, contraction: Contraction, loop: str, p
 
 
 # -- versions
+
+
+def is_at_most(schedule: Schedule, loop: str, size: int) -> bool:
+    """Whether it is known that a loop has no more than `size` iterations."""
+    place = find_loop(schedule.func, loop)
+    return prove(place.loop.extent <= size, facts_at(schedule.func, place)) is True
 
 
 def lower_versions(
