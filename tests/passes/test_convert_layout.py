@@ -455,6 +455,17 @@ def test_one_two_and_three_spatial_axes(rank: int) -> None:
     assert "conv_blocked" in blocked_ops(model)
 
 
+@pytest.mark.parametrize("channels", [3, 17, 32])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+def test_an_image_that_is_shifted_by_padding_it_at_one_end_and_cutting_it_at_the_other(mode: str, channels: int) -> None:
+    """Its size stays, but it is no map of elements: nothing is known of what lies past the channels."""
+    net = Net(channels, (1, 16, 9, 7))
+    x = net.same("Reciprocal", net.same("Abs", net.conv("x", channels, bias=False)))
+    x = net.same("Pad", x, net.const(np.array([0, 0, 1, 0, 0, 0, -1, 0])), mode=mode)
+
+    check(net.finish(net.conv(net.same("Tanh", x), 24)), net.arrays, 1e-4)
+
+
 @pytest.mark.parametrize("channels, groups", [(32, 1), (32, 2), (32, 8), (30, 3), (24, 24), (20, 5)])
 def test_norms_between_convolutions_run_on_blocks(channels: int, groups: int) -> None:
     net = Net(channels + groups, (2, 16, 9, 7))

@@ -45,7 +45,7 @@ from tc.ops.window import inputs_of_group
 from tc.ops.winograd import has_fitting_window
 from tc.passes.graph.knobs import knob_of_function
 from tc.passes.graph.min_cut import minimum_cut
-from tc.passes.graph.run_on_blocks import Rewriter
+from tc.passes.graph.run_on_blocks import Rewriter, maps_elements
 from tc.passes.graph.tile_layout import (
     multiplies_on_tiles,
     multiplies_pixels,
@@ -483,7 +483,7 @@ def _epilogues(func: Function, forms: Mapping[Binding, BlockedForm]) -> dict[Bin
         assert isinstance(call, Call) and isinstance(target.type, TensorType)
         if form.op == "conv_blocked" and not all(is_const(dim, 1) for dim in target.type.shape[2:]):
             convolved[target] = binding
-        elif form.op == call.op and form.attrs == tuple(full_attrs(call).items()):
+        elif maps_elements(call, form):
             read = [arg for arg, taken in zip(call.args, form.operands, strict=False) if taken is Form.CHANNELS]
             before = next((convolved[arg] for arg in read if arg in convolved and uses[arg] == 1), None)  # type: ignore[index]
             if before is not None:

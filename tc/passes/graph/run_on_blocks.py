@@ -13,10 +13,16 @@ from tc.ir.expr import Const, ceildiv, const, is_const
 from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, TensorVar, atoms_of, atoms_read
 from tc.ir.node import replace
 from tc.ir.types import TensorType
-from tc.ops.build import GraphBuilder
+from tc.ops.build import GraphBuilder, full_attrs
 from tc.ops.registry import BlockedForm, Form, RowForm, get_op
 from tc.ops.window import FEW_CHANNELS, inputs_of_group
 from tc.passes.graph.blocked_literals import blocked_array, grouped_weights, merge_groups, row_weights
+
+
+def maps_elements(call: Call, form: BlockedForm) -> bool:
+    """Whether an operator does on blocks just what it does as it is, to each element: a window, a pad or a cut has attributes of its own
+    there."""
+    return form.op == call.op and form.attrs == tuple(full_attrs(call).items())
 
 
 @dataclass
@@ -114,6 +120,8 @@ class Rewriter:
         """What an operator that maps elements makes of what lies past the channels of its operands, if that is one number."""
         arrays: list[np.ndarray | None] = []
         assert isinstance(target.type, TensorType)
+        if not maps_elements(call, form):
+            return None
         for atom, taken in zip(call.args, form.operands, strict=False):
             known: float | np.ndarray | None = None
             if atom is None:
@@ -131,7 +139,7 @@ class Rewriter:
             if known is None:
                 return None
             arrays.append(np.full((1,) * (target.type.rank + 1), known, atom.type.dtype.numpy))
-        if form.op != call.op or not arrays:
+        if not arrays:
             return None
         with np.errstate(all="ignore"):
             found, *others = get_op(form.op).run_reference(arrays, get_op(form.op).attrs(form.attrs))
