@@ -166,6 +166,8 @@ def random_array(spec: ShapeSpec, rng: np.random.Generator) -> np.ndarray:
 
 def is_compiled(path: Path) -> bool:
     """Whether a file holds a compiled module, whatever it is called."""
+    if not path.is_file():  # to open a pipe waits for who writes to it
+        return False
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC

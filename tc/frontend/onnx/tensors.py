@@ -241,11 +241,11 @@ def path_inside(location: str) -> PurePosixPath | None:
 def map_file(path: Path) -> memoryview:
     """The bytes of a file, memory-mapped and read-only. Raises ModelError when it cannot be read."""
     try:
+        mode = os.stat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # asked first: to open a pipe waits for who writes to it
+            raise ModelError(f"{str(path)!r} is a pipe or a device; write what comes from it to a file", code="TC1002")
         with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"{str(path)!r} is a pipe or a device; write what comes from it to a file", code="TC1002")
-            if status.st_size == 0:
+            if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
