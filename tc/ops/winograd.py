@@ -1,5 +1,5 @@
 """Convolution 3x3 with fewer multiplications: tiles of the input and the weights are transformed, multiplied element by element, and the
-products transformed back.
+products transformed back. Of more spatial axes the last two are cut into tiles; taps along those before them count as more channels.
 
 For tiles of m x m results, with a = m + 2, y = A^T [(G g G^T) * (B^T d B)] A, where A, G, B evaluate and interpolate polynomials at a - 1
 points and infinity. a * a products take the place of 9 m * m, at the price of rounding: in units of the result's root mean square,
@@ -14,17 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tc import te
+from tc.ir.arith import simplify
 from tc.ir.dtype import f32
 from tc.ir.expr import Expr, cast, ceildiv, const, equal, logical_and, select
 from tc.ir.graph import Attrs
-from tc.ir.types import TensorType
+from tc.ir.types import TensorType, product
 from tc.ops.blocked import require_blocked_bias
-from tc.ops.common import require_equal
+from tc.ops.common import require_equal, unravel
 from tc.ops.registry import REQUIRED, OpDef, get_op, register
 from tc.te import Tensor
 
@@ -90,35 +92,60 @@ def transform_weights(weights: np.ndarray, tile: int) -> np.ndarray:
 
 
 def has_fitting_window(kernel: Sequence[int], attrs: Attrs) -> bool:
-    """Whether a convolution sums windows as Winograd's method does: 3x3, side by side, of all channels together."""
-    return tuple(kernel) == (3, 3) and attrs.groups == 1 and {*(attrs.strides or (1,)), *(attrs.dilations or (1,))} == {1}
+    """Whether a convolution sums windows as Winograd's method does: 3x3 along the last two axes, side by side, of all channels together."""
+    steps = {*(attrs.strides or (1,))[-2:], *(attrs.dilations or (1,))[-2:]}
+    return tuple(kernel[-2:]) == (3, 3) and attrs.groups == 1 and steps == {1}
+
+
+def by_taps(weights: np.ndarray) -> np.ndarray:
+    """[ob, taps * ib, 3, 3, ...] from the weights of a `conv_blocked` [ob, ib, *outer, 3, 3, b, b]: taps along outer axes are channels."""
+    outer = weights.ndim - 6
+    moved = np.moveaxis(weights, 1, 1 + outer)
+    return moved.reshape(moved.shape[0], -1, *moved.shape[-4:])
 
 
 def _infer(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
-    """x [n, ib, h, w, b], u [a, a, ob, ib, b, b] (transformed weights), perhaps bias [ob, b] -> [n, ob, h', w', b]."""
+    """x [n, ib, *outer, h, w, b], u [a, a, ob, taps * ib, b, b], perhaps bias [ob, b] -> [n, ob, *outer', h', w', b].
+
+    u holds transformed weights, of ib blocks of channels for each tap along the outer axes, whose numbers of taps, strides and dilations
+    are `kernel`, `strides` and `dilations`. Pads are of all axes.
+    """
     x, u = types[0], types[1]
     assert x is not None and u is not None
-    require_equal(u.shape[3], x.shape[1], f"conv_winograd: dim 3 of the weights {u}")
+    rank, taps = len(attrs.kernel) + 2, prod(attrs.kernel)
+    require_equal(u.shape[3], x.shape[1] * taps, f"conv_winograd: dim 3 of the weights {u}")
     for axis, wanted in ((0, attrs.tile + 2), (1, attrs.tile + 2), (4, x.shape[-1])):
         require_equal(u.shape[axis], const(wanted) if isinstance(wanted, int) else wanted, f"conv_winograd: dim {axis} of {u}")
+    if taps > 1:
+        require_equal(x.shape[1] * x.shape[-1], const(attrs.in_channels), f"conv_winograd: the channels of {x}")
     require_blocked_bias(types, u.shape[2], u.shape[-1], "conv_winograd")
-    top, left, bottom, right = attrs.pads
-    space = (x.shape[2] + (top + bottom - 2), x.shape[3] + (left + right - 2))
+    space = []
+    for d, (count, stride, dilation) in enumerate(_window(attrs)):
+        reach = (count - 1) * dilation + 1
+        space.append((x.shape[2 + d] + (attrs.pads[d] + attrs.pads[rank + d] - reach)) // stride + 1)
     return TensorType((x.shape[0], u.shape[2], *space, u.shape[-1]), x.dtype)
 
 
-def _plain_weights(u: np.ndarray, tile: int) -> np.ndarray:
-    """[ob, ib, 3, 3, b, b] from transformed weights: G has full column rank."""
-    inverse = np.linalg.pinv(_floats(transforms(tile)[1]))
-    return np.einsum("ki,ij...,lj->...kl", inverse, u.astype(np.float64), inverse).transpose(0, 1, 4, 5, 2, 3)
+def _window(attrs: Attrs) -> list[tuple[int, int, int]]:
+    """Taps, stride and dilation along each spatial axis."""
+    return [*zip(attrs.kernel, attrs.strides, attrs.dilations, strict=True), (3, 1, 1), (3, 1, 1)]
+
+
+def _plain_weights(u: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """[ob, ib, *outer, 3, 3, b, b] from transformed weights: G has full column rank."""
+    inverse, outer = np.linalg.pinv(_floats(transforms(attrs.tile)[1])), len(attrs.kernel)
+    plain = np.einsum("ki,ij...,lj->...kl", inverse, u.astype(np.float64), inverse).transpose(0, 1, 4, 5, 2, 3)
+    apart = plain.reshape(plain.shape[0], *attrs.kernel, -1, *plain.shape[2:])
+    return np.moveaxis(apart, 1 + outer, 1)
 
 
 def _reference(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
     x, u = arrays[0], arrays[1]
     assert x is not None and u is not None
-    direct, ones = get_op("conv_blocked"), (1, 1)
-    own = {"strides": ones, "pads": tuple(attrs.pads), "dilations": ones, "in_channels": attrs.in_channels, "in_block": x.shape[-1]}
-    weights = _plain_weights(u, attrs.tile).astype(np.float32)
+    direct, (_, strides, dilations) = get_op("conv_blocked"), zip(*_window(attrs), strict=True)
+    own = {"strides": strides, "pads": tuple(attrs.pads), "dilations": dilations}
+    own |= {"in_channels": attrs.in_channels, "in_block": x.shape[-1]}
+    weights = _plain_weights(u, attrs).astype(np.float32)
     wide = [None if array is None else array.astype(np.float32) for array in (x, weights, *arrays[2:])]
     (result,) = direct.run_reference(wide, direct.attrs(own))
     return result.astype(x.dtype)
@@ -148,48 +175,53 @@ def _compute(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[Ten
     """Stages: padded input, rows transformed, columns transformed, products summed over channels, rows and columns back."""
     x, u = tensors[0], tensors[1]
     assert x is not None and u is not None
-    m, channels = attrs.tile, attrs.in_channels
+    m, taps = attrs.tile, prod(attrs.kernel)
+    channels = taps * attrs.in_channels
     a_t, _, b_t = transforms(m)
-    size = m + 2
-    n, ob, height, width, lanes = types[0].shape
-    block = x.shape[-1]
+    size, outer = m + 2, len(attrs.kernel)
+    n, ob, *depth, height, width, lanes = types[0].shape
+    blocks, block = x.shape[1], x.shape[-1]
     ty, tx = ceildiv(height, m), ceildiv(width, m)
-    top, left = attrs.pads[:2]
+    lead = (n, *depth)
 
-    def padded(i: Expr, c: Expr, y: Expr, z: Expr, lane: Expr) -> Expr:
-        inside = logical_and(y >= top, y < x.shape[2] + top, z >= left, z < x.shape[3] + left)
-        return select(inside, cast(x[i, c, y - top, z - left, lane], f32), const(0.0, f32))
+    def padded(*axes: Expr) -> Expr:
+        (i, *at), (c, y, z, lane) = axes[:-4], axes[-4:]
+        places = unravel(c // blocks, tuple(const(k) for k in attrs.kernel)) if outer else ()
+        at = [p * stride + k * dilation for p, k, (_, stride, dilation) in zip(at, places, _window(attrs)[:outer], strict=True)]
+        space = [*zip((*at, y, z), attrs.pads, x.shape[2:-1], strict=False)]
+        inside = [bound for p, before, dim in space for bound in (p >= before, p < dim + before)]
+        value = x[(i, c % blocks if outer else c, *(p - before for p, before, _ in space), lane)]
+        return select(logical_and(*inside), cast(value, f32), const(0.0, f32))
 
-    source = te.compute((n, x.shape[1], ty * m + 2, tx * m + 2, block), padded, "winograd_pad")
-    rows = te.compute(
-        (n, size, x.shape[1], ty, tx * m + 2, block),
-        lambda i, r, c, t, z, lane: _by_row(b_t, r, [source[i, c, t * m + k, z, lane] for k in range(size)]),
-        "winograd_rows",
-    )
-    tiles = te.compute(
-        (n, size, size, x.shape[1], ty * tx, block),
-        lambda i, r, s, c, t, lane: _by_row(b_t, s, [rows[i, r, c, t // tx, t % tx * m + k, lane] for k in range(size)]),
-        "winograd_tiles",
-    )
-    products = te.reduce(
-        "sum",
-        (n, size, size, ob, ty * tx, lanes),
-        (const(channels),),
-        lambda i, r, s, o, t, lane, c: tiles[i, r, s, c // block, t, c % block] * u[r, s, o, c // block, c % block, lane],
-        "winograd_products",
-    )
-    back = te.compute(
-        (n, m, size, ob, ty * tx, lanes),
-        lambda i, r, s, o, t, lane: _by_row(a_t, r, [products[i, k, s, o, t, lane] for k in range(size)]),
-        "winograd_back",
-    )
+    def transformed_rows(*axes: Expr) -> Expr:
+        *at, r, c, t, z, lane = axes
+        return _by_row(b_t, r, [source[(*at, c, t * m + k, z, lane)] for k in range(size)])
+
+    def transformed_tiles(*axes: Expr) -> Expr:
+        *at, r, s, c, t, lane = axes
+        return _by_row(b_t, s, [rows[(*at, r, c, t // tx, t % tx * m + k, lane)] for k in range(size)])
+
+    def product_of(*axes: Expr) -> Expr:
+        *at, r, s, o, t, lane, c = axes
+        return tiles[(*at, r, s, c // block, t, c % block)] * u[r, s, o, c // block, c % block, lane]
+
+    def rows_back(*axes: Expr) -> Expr:
+        *at, r, s, o, t, lane = axes
+        return _by_row(a_t, r, [products[(*at, k, s, o, t, lane)] for k in range(size)])
+
     bias = tensors[2] if len(tensors) > 2 else None
 
-    def finish(i: Expr, o: Expr, y: Expr, z: Expr, lane: Expr) -> Expr:
+    def finish(*axes: Expr) -> Expr:
+        i, o, *at, y, z, lane = axes
         tile = y // m * tx + z // m
-        value = _by_row(a_t, z % m, [back[i, y % m, k, o, tile, lane] for k in range(size)])
+        value = _by_row(a_t, z % m, [back[(i, *at, y % m, k, o, tile, lane)] for k in range(size)])
         return cast(value if bias is None else value + cast(bias[o, lane], f32), types[0].dtype)
 
+    source = te.compute((*lead, blocks * taps, ty * m + 2, tx * m + 2, block), padded, "winograd_pad")
+    rows = te.compute((*lead, size, blocks * taps, ty, tx * m + 2, block), transformed_rows, "winograd_rows")
+    tiles = te.compute((*lead, size, size, blocks * taps, ty * tx, block), transformed_tiles, "winograd_tiles")
+    products = te.reduce("sum", (*lead, size, size, ob, ty * tx, lanes), (const(channels),), product_of, "winograd_products")
+    back = te.compute((*lead, m, size, ob, ty * tx, lanes), rows_back, "winograd_back")
     return te.compute(types[0].shape, finish, "winograd")
 
 
@@ -204,6 +236,10 @@ def _samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None]
     yield [normal(1, 2, 6, 7, 4), weights(2, 1, 2, 4)], {"tile": 2, "pads": (1, 1, 1, 1), "in_channels": 8}
     yield [normal(2, 1, 9, 8, 4), weights(4, 2, 1, 4), normal(2, 4)], {"tile": 4, "pads": (1, 0, 0, 1), "in_channels": 3}
     yield [normal(1, 1, 5, 3, 4), weights(4, 1, 1, 4)], {"tile": 4, "pads": (0, 0, 0, 0), "in_channels": 4}
+    outer = {"kernel": (3,), "strides": (1,), "dilations": (1,)}
+    yield [normal(2, 2, 4, 6, 5, 4), weights(2, 1, 6, 4), normal(1, 4)], {"tile": 2, "pads": (1,) * 6, "in_channels": 8, **outer}
+    outer = {"kernel": (2,), "strides": (2,), "dilations": (3,)}
+    yield [normal(1, 1, 7, 9, 4, 4), weights(4, 2, 2, 4)], {"tile": 4, "pads": (0, 1, 0, 2, 0, 1), "in_channels": 4, **outer}
 
 
 register(
@@ -212,7 +248,7 @@ register(
         _infer,
         _reference,
         _compute,
-        {"tile": REQUIRED, "pads": REQUIRED, "in_channels": REQUIRED},
+        {"tile": REQUIRED, "pads": REQUIRED, "in_channels": REQUIRED, "kernel": (), "strides": (), "dilations": ()},
         samples=_samples,
     )
 )
@@ -228,23 +264,25 @@ def weights_matrix(tile: int) -> np.ndarray:
 
 
 def _infer_weights(types: Sequence[TensorType | None], attrs: Attrs) -> TensorType:
-    """w [ob, ib, 3, 3, b, b], matrix [a * a, 9] -> [a, a, ob, ib, b, b]."""
+    """w [ob, ib, *outer, 3, 3, b, b], matrix [a * a, 9] -> [a, a, ob, taps * ib, b, b]."""
     w, matrix = types[0], types[1]
     assert w is not None and matrix is not None
     size = attrs.tile + 2
-    for axis in (2, 3):
+    for axis in (-4, -3):
         require_equal(w.shape[axis], const(3), f"winograd_weights: dim {axis} of {w}")
     require_equal(matrix.shape[0], const(size * size), f"winograd_weights: dim 0 of {matrix}")
-    return TensorType((const(size), const(size), *w.shape[:2], *w.shape[4:]), f32)
+    ob, ib, *outer = w.shape[:-4]
+    return TensorType((const(size), const(size), ob, simplify(product((ib, *outer))), *w.shape[-2:]), f32)
 
 
 def _compute_weights(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     w, matrix = tensors[0], tensors[1]
     assert w is not None and matrix is not None
-    size = attrs.tile + 2
+    size, (_, blocks, *outer) = attrs.tile + 2, w.shape[:-4]
 
     def term(r: Expr, s: Expr, o: Expr, c: Expr, k: Expr, lane: Expr, i: Expr, j: Expr) -> Expr:
-        return matrix[r * size + s, i * 3 + j] * cast(w[o, c, i, j, k, lane], f32)
+        at = (c % blocks, *unravel(c // blocks, outer)) if outer else (c,)
+        return matrix[r * size + s, i * 3 + j] * cast(w[(o, *at, i, j, k, lane)], f32)
 
     return te.reduce("sum", types[0].shape, (const(3), const(3)), term, "winograd_weights")
 
@@ -252,18 +290,13 @@ def _compute_weights(tensors: Sequence[Tensor | None], attrs: Attrs, types: Sequ
 def _reference_weights(arrays: Sequence[np.ndarray | None], attrs: Attrs) -> np.ndarray:
     w = arrays[0]
     assert w is not None
-    return transform_weights(np.moveaxis(w, (2, 3), (-2, -1)), attrs.tile)
+    return transform_weights(np.moveaxis(by_taps(w), (2, 3), (-2, -1)), attrs.tile)
 
 
-register(
-    OpDef(
-        "winograd_weights",
-        _infer_weights,
-        _reference_weights,
-        _compute_weights,
-        {"tile": REQUIRED},
-        samples=lambda rng: iter(
-            [([rng.standard_normal((2, 3, 3, 3, 4, 4)).astype(np.float32), weights_matrix(tile)], {"tile": tile}) for tile in POINTS]
-        ),
-    )
-)
+def _weights_samples(rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray | None], dict[str, Any]]]:
+    for tile in POINTS:
+        for outer in ((), (2,), (3, 2)):
+            yield [rng.standard_normal((2, 3, *outer, 3, 3, 4, 4)).astype(np.float32), weights_matrix(tile)], {"tile": tile}
+
+
+register(OpDef("winograd_weights", _infer_weights, _reference_weights, _compute_weights, {"tile": REQUIRED}, samples=_weights_samples))

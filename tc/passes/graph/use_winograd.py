@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +14,8 @@ from tc.ir.graph import Atom, Binding, Call, Function, TensorConst, constants_of
 from tc.ir.module import IRModule
 from tc.ir.node import replace
 from tc.ir.types import TensorType
-from tc.ops.build import GraphBuilder, full_attrs
-from tc.ops.winograd import POINTS, has_fitting_window, transform_weights, weights_matrix
+from tc.ops.build import GraphBuilder, full_attrs, operand_types
+from tc.ops.winograd import POINTS, by_taps, has_fitting_window, transform_weights, weights_matrix
 from tc.passes.graph.knobs import knob_of_call
 from tc.passes.graph.tile_layout import multiplies_on_tiles, seconds_of, window_product
 from tc.passes.manager import graph_pass, map_graph_functions
@@ -26,8 +27,8 @@ from tc.target.machine import machine_of
 LEAST_GAIN = 1.15
 """How much faster the estimate must be."""
 
-PAIRED_RANK = 7
-"""Of weights whose terms lie in pairs, for instructions that add two products of bf16."""
+PLAIN_RANK, PAIRED_RANK = 4, 5
+"""Dims beside the kernel's, of weights, and of those whose terms lie in pairs for instructions that add two products of bf16."""
 
 MOST_GROWTH = 4
 """How many times as large weights become at most: thirty-six numbers for nine."""
@@ -37,7 +38,8 @@ MOST_GROWTH = 4
 def use_winograd(
     module: IRModule, *, enable: bool = True, target: Target = USUAL_TARGET, decide: Decide = take_default
 ) -> IRModule:
-    """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels.
+    """Replace `conv_blocked` by `conv_winograd` where that is estimated to be faster: 3x3, stride 1, many channels;
+    of more axes the last two, each tap along the others being as many channels more.
 
     Tiles of 2 and of 4 round like direct sums; see `tc.ops.winograd` for the errors.
     `decide` says it for each convolution; the pass's own answer is the estimate's.
@@ -82,42 +84,58 @@ class _Rewriter:
         if not tile:
             return [binding]
         attrs, builder = full_attrs(call), GraphBuilder()
-        args = (call.args[0], self._weights(call.args[1], tile, builder), *call.args[2:])
-        own = (("tile", tile), ("pads", attrs.pads), ("in_channels", attrs.in_channels))
+        args = (call.args[0], self._weights(call.args[1], tile, len(attrs.strides), builder), *call.args[2:])
+        own = (("tile", tile), ("pads", attrs.pads), ("in_channels", attrs.in_channels), *_outer_window(call))
         return [*builder.bindings, replace(binding, value=Call("conv_winograd", args, own, span=call.span))]
 
-    def _weights(self, weights: Atom | None, tile: int, builder: GraphBuilder) -> Atom:
+    def _weights(self, weights: Atom | None, tile: int, rank: int, builder: GraphBuilder) -> Atom:
         """Transformed weights: at compile time, or in each call by what `builder` binds."""
         if not isinstance(weights, TensorConst):
             return builder.call("winograd_weights", weights, builder.const(weights_matrix(tile)), tile=tile)
         key = (weights, tile)
         if key not in self.literals:
-            self.literals[key] = TensorConst(_transformed(weights.value, tile), weights.name, span=weights.span)
+            self.literals[key] = TensorConst(_transformed(weights.value, tile, rank), weights.name, span=weights.span)
         return self.literals[key]
 
 
-def _transformed(weights: np.ndarray, tile: int) -> np.ndarray:
-    """[a, a, ob, ib, b, b] from [ob, ib, 3, 3, b, b], or from pairs of terms [ob, ib, 3, 3, b / 2, b, 2]."""
-    if weights.ndim == PAIRED_RANK:
-        weights = weights.swapaxes(-1, -2).reshape(*weights.shape[:4], -1, weights.shape[-2])
-    return transform_weights(np.moveaxis(weights, (2, 3), (-2, -1)), tile)
+def _outer_window(call: Call) -> list[tuple[str, tuple[int, ...]]]:
+    """The window along the axes before the last two, as attributes of `conv_winograd`; of images none, which have no such axes."""
+    attrs, kernel = full_attrs(call), _kernel(call)[:-2]
+    outer = (("kernel", kernel), ("strides", attrs.strides[:-2]), ("dilations", attrs.dilations[:-2]))
+    return [*outer] if kernel else []
+
+
+def _kernel(call: Call) -> tuple[int, ...]:
+    """Of weights with a static shape, the taps along each spatial axis."""
+    (w,) = operand_types(call)[1:2]
+    assert isinstance(w, TensorType) and w.static_shape is not None
+    return w.static_shape[2 : 2 + len(full_attrs(call).strides)]
+
+
+def _transformed(weights: np.ndarray, tile: int, rank: int) -> np.ndarray:
+    """[a, a, ob, taps * ib, b, b] from [ob, ib, *outer, 3, 3, b, b], or from pairs of terms [ob, ib, *outer, 3, 3, b / 2, b, 2]."""
+    if weights.ndim == rank + PAIRED_RANK:
+        weights = weights.swapaxes(-1, -2).reshape(*weights.shape[:-3], -1, weights.shape[-2])
+    return transform_weights(np.moveaxis(by_taps(weights), (2, 3), (-2, -1)), tile)
 
 
 def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     """The tile sizes that Winograd's method can use for a `conv_blocked` with a result of these sizes: none for other windows, strides,
     groups."""
     attrs = full_attrs(call)
-    w = call.args[1]
+    w, rank = call.args[1], len(attrs.strides)
     assert w is not None and isinstance(w.type, TensorType)
     shape = w.type.static_shape
-    plain = not attrs.depthwise and attrs.in_block and attrs.dtype is None
-    plain = plain and len(attrs.strides) == 2  # weights of three spatial axes have as many dims as pairs of two
-    if not plain or shape is None or not has_fitting_window(shape[2:4], attrs):
+    plain = not attrs.depthwise and attrs.in_block and attrs.dtype is None and rank >= 2
+    if not plain or shape is None or not has_fitting_window(shape[2 : 2 + rank], attrs):
         return ()
-    if len(shape) not in (6, PAIRED_RANK) or not w.type.dtype.is_float:
+    if len(shape) - rank not in (PLAIN_RANK, PAIRED_RANK) or not w.type.dtype.is_float:
+        return ()
+    taps = math.prod(_kernel(call)[:-2])
+    if taps > 1 and attrs.in_channels % attrs.in_block:  # with whole blocks for each tap alone the sum is one of so many channels
         return ()
     samples, _, height, width, _ = sizes
-    if min(samples, height, width) < 1 or shape[1] < 2 or shape[0] < 2:
+    if min(samples, height, width) < 1 or shape[1] * taps < 2 or shape[0] < 2:
         return ()
     return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
 
@@ -130,13 +148,15 @@ def choose_tile(
     assert w is not None and isinstance(w.type, TensorType)
     shape = w.type.static_shape
     assert shape is not None, "legal tiles have static weights"
-    seconds = {tile: _seconds(tile, shape[1], sizes, target, weights_stay) for tile in (0, *tiles)}
-    if len(shape) == PAIRED_RANK:  # of half the bytes, too
+    kernel = _kernel(call)
+    inputs = shape[1] * math.prod(kernel[:-2])
+    seconds = {tile: _seconds(tile, inputs, sizes, target, weights_stay) for tile in (0, *tiles)}
+    if len(shape) - len(kernel) == PAIRED_RANK:  # of half the bytes, too
         seconds[0] /= max(machine_of(target).bf16_dots_per_fma, 1.0)
         if multiplies_on_tiles(target):
-            seconds[0] = min(seconds[0], seconds_of(window_product(sizes, shape[1], 9, w.type.dtype), target))
+            seconds[0] = min(seconds[0], seconds_of(window_product(sizes, inputs, 9, w.type.dtype), target))
     if not isinstance(w, TensorConst):
-        channels_of_blocks = shape[0] * shape[1] * shape[-2] * shape[-1]
+        channels_of_blocks = shape[0] * inputs * shape[-2] * shape[-1]
         for tile in tiles:
             seconds[tile] += 4 * ((tile + 2) ** 2 + 9) * channels_of_blocks / kernel_rates(target).weight_bytes_per_second
     best = min(seconds, key=seconds.__getitem__)
@@ -144,10 +164,12 @@ def choose_tile(
 
 
 def _sizes(result: TensorType, facts: Facts) -> tuple[int, ...]:
-    """The sizes of a result [n, ob, h, w, b]; where they are symbolic, the fewest samples, and the sizes for large images."""
+    """The sizes [n, ob, h, w, b] of a result [n, ob, *outer, h, w, b], whose planes are samples; where they are symbolic, the fewest
+    samples, and the sizes for large images."""
     samples, *others = result.shape
     large = typical_dims(others, facts, USUAL_IMAGE)
-    return max(bounds(samples, facts).lo or 1, 1), *(evaluate(dim, large) for dim in others)
+    blocks, *outer, height, width, block = (evaluate(dim, large) for dim in others)
+    return max(bounds(samples, facts).lo or 1, 1) * math.prod(outer), blocks, height, width, block
 
 
 def _seconds(tile: int, inputs: int, result: Sequence[int], target: Target, weights_stay: bool = False) -> float:

@@ -7,12 +7,13 @@ after the other, so that what is between the stages stays in a cache; else the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tc.ir.expr import Const
 from tc.schedule.analysis import BlockInfo, as_contraction, block_infos, consumers, producer
 from tc.schedule.rules.common import divisors, extent_value, known_product, loops_inside, set_parallel
 from tc.schedule.rules.contraction import schedule_product
-from tc.schedule.rules.epilogue import block_info, driven_spatial, inline_chain
+from tc.schedule.rules.epilogue import block_info, driven_spatial, driving_loops, inline_chain
 from tc.schedule.rules.tile import peel, unroll
 from tc.schedule.rules.winograd_cost import WinogradShape
 from tc.schedule.step import Schedule
@@ -146,16 +147,18 @@ def _schedule_result(schedule: Schedule, chain: WinogradChain, target: Target) -
     final = chain.after[-1]
     size = _tile_size(s, chain)
     *lead, high, wide, lane = s.loops_of(final)
+    lead = _blocks_last(s, final, lead)
     row, p = s.split(high, size)
     column, q = s.split(wide, size)
     peel(s, column)
-    height = _choose_height(s, chain, target)
-    if height is None or height == extent_value(s, row):
+    whole, height = _choose_height(s, chain, target)
+    inside = [column, p, q, lane]
+    if height is None:
         peel(s, row)
-        outer, inside = [*lead, row], [column, p, q, lane]
+        outer, inside = ([*lead, row], inside) if whole or len(lead) == 1 else (lead[:-1], [lead[-1], row, *inside])
     else:
         band, row = s.split(row, height)
-        outer, inside = [*lead[:-1], band], [lead[-1], row, column, p, q, lane]
+        outer, inside = [*lead[:-1], band], [lead[-1], row, *inside]
     s.reorder(*outer, *inside)
     unroll(s, [p, q])
     s.vectorize(lane)
@@ -165,23 +168,38 @@ def _schedule_result(schedule: Schedule, chain: WinogradChain, target: Target) -
     return None if row == outer[-1] else outer[-1]
 
 
+def _blocks_last(schedule: Schedule, final: str, lead: list[str]) -> list[str]:
+    """These outer loops of a result [n, ob, *outer, h, w, b], that over blocks of channels inside all others."""
+    info = block_info(schedule, final)
+    blocks = driving_loops(info, lead, info.spatial_axes[1:2])
+    return [*(loop for loop in lead if loop not in blocks), *blocks]
+
+
 def _tile_size(schedule: Schedule, chain: WinogradChain) -> int:
-    """m of F(m): transformed tiles, [sample, m + 2, m + 2, ...], are of m + 2 by m + 2 numbers."""
-    size = block_info(schedule, chain.tiles).writes[0].buffer.shape[1]
+    """m of F(m): transformed tiles, [..., m + 2, m + 2, channels, tile, lane], are of m + 2 by m + 2 numbers."""
+    size = block_info(schedule, chain.tiles).writes[0].buffer.shape[-4]
     assert isinstance(size, Const), "the size of tiles is a number"
     return int(size.value) - 2
 
 
-def _choose_height(schedule: Schedule, chain: WinogradChain, target: Target) -> int | None:
-    """How many rows of tiles go through all stages at a time; None for all of a symbolic number. Symbolic samples count as one."""
+def _choose_height(schedule: Schedule, chain: WinogradChain, target: Target) -> tuple[bool, int | None]:
+    """Whether each stage does all rows of tiles before the next; how many rows, if not a plane's, go through all stages at a time.
+
+    Symbolic samples count as one. Of symbolic volumes a plane goes through at a time: each is transformed for every tap along the other
+    axes, which for all at once takes many times the volume's room.
+    """
     s = schedule
     names = (chain.tiles, chain.rows, f"{chain.products}_copy")
     shapes = [block_info(s, name).writes[0].buffer.shape for name in names]
-    if not all(isinstance(dim, Const) for shape in shapes for dim in shape[1:]):
-        return None
-    (samples, _, _, inputs, tiles, block), (*_, rows, _, _), (*_, outputs, _, _) = (
+    outer = shapes[0][1:-5]
+    whole = all(isinstance(dim, Const) for dim in outer)
+    if not all(isinstance(dim, Const) for shape in shapes for dim in shape[1 + len(outer) :]):
+        return not outer, None
+    (*planes, _, _, inputs, tiles, block), (*_, rows, _, _), (*_, outputs, _, _) = (
         [int(dim.value) if isinstance(dim, Const) else 1 for dim in shape] for shape in shapes
     )
+    samples = prod(planes)
     shape = WinogradShape(_tile_size(s, chain), samples, inputs, outputs, rows, tiles // rows, block, target.lanes(32), machine_of(target))
     best = shape.best_height(target.l2_bytes, target.num_vector_registers, target.cores)
-    return s.choose(chain.after[-1], "band_rows", divisors(shape.rows), best)
+    height = s.choose(chain.after[-1], "band_rows", shape.heights, best)
+    return whole and height == shape.all_rows, height if height < rows else None

@@ -18,7 +18,7 @@ TILES_OF_L2, WEIGHTS_OF_L2 = 0.5, 0.6
 
 @dataclass(frozen=True)
 class WinogradShape:
-    """A convolution by tiles of `tile` x `tile` results: `samples` images of `rows` x `across` tiles; channels in blocks of `block`, which
+    """A convolution by tiles of `tile` x `tile` results: `samples` planes of `rows` x `across` tiles; channels in blocks of `block`, which
     are one vector unless `lanes` says how many f32 a vector of the core has. `weights_stay`: from run to run, in the second-level cache."""
 
     tile: int
@@ -45,26 +45,37 @@ class WinogradShape:
     def weight_bytes(self) -> int:
         return 4 * self.places * self.inputs * self.outputs * self.block**2
 
+    @property
+    def heights(self) -> list[int]:
+        """How many rows of tiles may go through all stages at a time: equal parts of a plane, or those of all planes, each stage before
+        the next."""
+        return [*dict.fromkeys((*divisors(self.rows), self.all_rows))]
+
+    @property
+    def all_rows(self) -> int:
+        return self.samples * self.rows
+
     def best_height(self, l2_bytes: int, registers: int, cores: int) -> int:
-        """How many rows of tiles to take through all stages at a time; `rows`: each stage does all of them before the next begins."""
-        return min(reversed(divisors(self.rows)), key=lambda height: self.seconds(height, l2_bytes, registers, cores))
+        """The fastest of `heights`."""
+        return min(reversed(self.heights), key=lambda height: self.seconds(height, l2_bytes, registers, cores))
 
     def seconds(self, height: int, l2_bytes: int, registers: int, cores: int = 1) -> float:
         """With so many rows of tiles at a time, for the core that has most to do, times `cores`."""
         reached = rates_of_core(self.machine, self.lanes or self.block)
-        space = TileSpace(height * self.across, 1, self.outputs, self.block, registers, machine=self.machine, vector_bytes=4 * self.block)
-        full = height * self.across * self.outputs / self.machine.fma_per_cycle  # cycles, were all register tiles full
-        flops = 2.0 * self.weight_bytes / 4 * self.samples * self.rows * self.across
+        tiles = min(height, self.rows) * self.across
+        space = TileSpace(tiles, 1, self.outputs, self.block, registers, machine=self.machine, vector_bytes=4 * self.block)
+        full = tiles * self.outputs / self.machine.fma_per_cycle  # cycles, were all register tiles full
+        flops = 2.0 * self.weight_bytes / 4 * self.all_rows * self.across
         products = flops * space.cycles(space.best()) / full / reached.flops_per_second
-        bands = self.samples * (self.rows // height)
-        whole = height == self.rows
-        held = height * self.row_bytes * (self.samples if whole else 1)
+        bands = self.all_rows // height
+        whole = height == self.all_rows
+        held = height * self.row_bytes
         rate = reached.far_bytes_per_second
         if held <= NEAR_BYTES:
             rate = reached.near_bytes_per_second
         if held <= TILES_OF_L2 * l2_bytes:
             rate = reached.l2_bytes_per_second
-        moved = self.samples * self.rows * self.row_bytes / rate
+        moved = self.all_rows * self.row_bytes / rate
         stay = whole or self.weight_bytes <= WEIGHTS_OF_L2 * l2_bytes
         read = reached.l2_bytes_per_second if self.weights_stay and stay else reached.weight_bytes_per_second
         weights = self.weight_bytes * (1 if stay else bands) / read
