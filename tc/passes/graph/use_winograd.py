@@ -30,6 +30,9 @@ LEAST_GAIN = 1.15
 PLAIN_RANK, PAIRED_RANK = 4, 5
 """Dims beside the kernel's, of weights, and of those whose terms lie in pairs for instructions that add two products of bf16."""
 
+IMAGE_RANK = 5
+"""Dims of blocked images, [n, ob, h, w, b]."""
+
 MOST_GROWTH = 4
 """How many times as large weights become at most: thirty-six numbers for nine."""
 
@@ -75,6 +78,8 @@ class _Rewriter:
             return [binding]
         result = binding.targets[0].type
         assert isinstance(result, TensorType), "a convolution makes a tensor"
+        if len(result.shape) < IMAGE_RANK:
+            return [binding]
         sizes = _sizes(result, facts)
         tiles = legal_tiles(call, sizes)
         if not tiles:
@@ -126,7 +131,7 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     w, rank = call.args[1], len(attrs.strides)
     assert w is not None and isinstance(w.type, TensorType)
     shape = w.type.static_shape
-    plain = not attrs.depthwise and attrs.in_block and attrs.dtype is None and rank >= 2
+    plain = not attrs.depthwise and attrs.in_block and attrs.dtype is None
     if not plain or shape is None or not has_fitting_window(shape[2 : 2 + rank], attrs):
         return ()
     if len(shape) - rank not in (PLAIN_RANK, PAIRED_RANK) or not w.type.dtype.is_float:
@@ -135,7 +140,7 @@ def legal_tiles(call: Call, sizes: Sequence[int]) -> tuple[int, ...]:
     if taps > 1 and attrs.in_channels % attrs.in_block:  # with whole blocks for each tap alone the sum is one of so many channels
         return ()
     samples, _, height, width, _ = sizes
-    if min(samples, height, width) < 1 or shape[1] * taps < 2 or shape[0] < 2:
+    if min(samples, height, width) < 1 or shape[1] * taps < 2 or shape[0] * samples < 2:
         return ()
     return tuple(tile for tile in POINTS if min(-(-height // tile), -(-width // tile)) >= 2)
 

@@ -147,18 +147,21 @@ def _schedule_result(schedule: Schedule, chain: WinogradChain, target: Target) -
     final = chain.after[-1]
     size = _tile_size(s, chain)
     *lead, high, wide, lane = s.loops_of(final)
-    lead = _blocks_last(s, final, lead)
+    info = block_info(s, final)
+    blocks = driving_loops(info, lead, info.spatial_axes[1:2])
+    planes = [loop for loop in lead if loop not in blocks]
     row, p = s.split(high, size)
     column, q = s.split(wide, size)
     peel(s, column)
     whole, height = _choose_height(s, chain, target)
-    inside = [column, p, q, lane]
-    if height is None:
-        peel(s, row)
-        outer, inside = ([*lead, row], inside) if whole or len(lead) == 1 else (lead[:-1], [lead[-1], row, *inside])
-    else:
+    outer, inside = [*planes, *blocks, row], [column, p, q, lane]
+    if height is not None:
         band, row = s.split(row, height)
-        outer, inside = [*lead[:-1], band], [lead[-1], row, *inside]
+        outer, inside = [*planes, band], [*blocks, row, *inside]
+    else:
+        peel(s, row)
+        if planes and not whole:
+            outer, inside = planes, [*blocks, row, *inside]
     s.reorder(*outer, *inside)
     unroll(s, [p, q])
     s.vectorize(lane)
@@ -166,13 +169,6 @@ def _schedule_result(schedule: Schedule, chain: WinogradChain, target: Target) -
     s.compute_at(chain.back, row)
     _unroll_transform(s, chain.back, row, size)
     return None if row == outer[-1] else outer[-1]
-
-
-def _blocks_last(schedule: Schedule, final: str, lead: list[str]) -> list[str]:
-    """These outer loops of a result [n, ob, *outer, h, w, b], that over blocks of channels inside all others."""
-    info = block_info(schedule, final)
-    blocks = driving_loops(info, lead, info.spatial_axes[1:2])
-    return [*(loop for loop in lead if loop not in blocks), *blocks]
 
 
 def _tile_size(schedule: Schedule, chain: WinogradChain) -> int:

@@ -56,8 +56,8 @@ class WinogradShape:
         return self.samples * self.rows
 
     def best_height(self, l2_bytes: int, registers: int, cores: int) -> int:
-        """The fastest of `heights`."""
-        return min(reversed(self.heights), key=lambda height: self.seconds(height, l2_bytes, registers, cores))
+        """The fastest of `heights`, of those that take the same time the least."""
+        return min(self.heights, key=lambda height: self.seconds(height, l2_bytes, registers, cores))
 
     def seconds(self, height: int, l2_bytes: int, registers: int, cores: int = 1) -> float:
         """With so many rows of tiles at a time, for the core that has most to do, times `cores`."""
@@ -78,6 +78,12 @@ class WinogradShape:
         moved = self.all_rows * self.row_bytes / rate
         stay = whole or self.weight_bytes <= WEIGHTS_OF_L2 * l2_bytes
         read = reached.l2_bytes_per_second if self.weights_stay and stay else reached.weight_bytes_per_second
-        weights = self.weight_bytes * (1 if stay else bands) / read
+        weights = self.weight_bytes / read
+        if not stay:
+            again = (bands - 1) * self.weight_bytes
+            if self.weight_bytes <= NEAR_BYTES:  # fetched from a cache while products are made of others
+                products = products / bands + max(products * (bands - 1) / bands, again / reached.near_bytes_per_second)
+            else:
+                weights += again / read
         shares = cores if whole else bands / -(-bands // cores)  # cores at work
         return (products + moved) * cores / shares + weights
