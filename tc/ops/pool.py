@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -336,6 +338,10 @@ register(
 )
 
 
+PRODUCTS = (1, 2, 3, 4)
+"""Powers that are products: of so few factors they round as little as the sum."""
+
+
 def _compute_lp_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]) -> Tensor:
     x = tensors[0]
     assert x is not None
@@ -344,16 +350,22 @@ def _compute_lp_pool(tensors: Tensors, attrs: Attrs, types: Sequence[TensorType]
 
     def power(value: Expr) -> Expr:
         size = te.call("abs", cast(value, dtype))
-        return size * size if attrs.p == 2 else te.call("pow", size, p)
+        return reduce(mul, [size] * int(attrs.p)) if attrs.p in PRODUCTS else te.call("pow", size, p)
 
     total = _pooled(x, attrs, types[0], "sum", const(0, x.dtype), "lp_pool", power)
 
     def root(*axes: Expr) -> Expr:
         value = total[axes]
-        rooted = te.call("sqrt", value) if attrs.p == 2 else te.call("pow", value, const(1.0 / attrs.p, dtype))
-        return cast(rooted, types[0].dtype)
+        if attrs.p != 1:
+            value = te.call("sqrt", value) if attrs.p == 2 else te.call("pow", value, const(1.0 / attrs.p, dtype))
+        return cast(value, types[0].dtype)
 
     return te.compute(types[0].shape, root, "root")
+
+
+def _lp_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for k, (arrays, attrs) in enumerate(_pool_samples(rng)):
+        yield arrays, {**attrs, "p": k % (len(PRODUCTS) + 1) + 1}
 
 
 def _run_lp_pool(arrays: Arrays, attrs: Attrs) -> np.ndarray:
@@ -372,6 +384,6 @@ register(
         _compute_lp_pool,
         {**_POOL_DEFAULTS, "p": 2},
         blocked=_blocked_pool("lp_pool"),
-        samples=_pool_samples,
+        samples=_lp_samples,
     )
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import prod
 
@@ -130,3 +131,36 @@ def test_each_row_is_reduced_once(rows: tuple[int, ...]) -> None:
         return prod(int(loop.extent.value) for loop in place.loops if isinstance(loop.extent, Const))
 
     assert runs("softmax_sum") < 1.1 * prod(rows) * 15 + 16 * 15
+
+
+SYMBOLIC: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    **EXACT,
+    "ReduceMax": lambda x: x.max(-1, keepdims=True, initial=-np.inf),
+    "ReduceMean": lambda x: x.mean(-1, keepdims=True),
+    "ArgMin": lambda x: x.argmin(-1, keepdims=True),
+}
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("target", ["native", "x86-64-v3", "c"])
+@pytest.mark.parametrize("op", SYMBOLIC)
+def test_rows_of_any_length_are_those_of_float64(op: str, target: str, rng: np.random.Generator) -> None:
+    """Versions for rows of one vector, of two, and of so few terms that one tree sums them."""
+    chosen = Target.of(target)
+    if chosen.missing_here():
+        pytest.skip(f"this CPU lacks {', '.join(chosen.missing_here())}")
+    one, two = (tc.compile(model_of(op, ["m", "n"]), chosen, threads=threads) for threads in (1, 2))
+
+    for terms in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257, 512, 513):
+        for rows in (0, 1, 5):
+            x = (rng.standard_normal((rows, terms)) * 5).astype(np.float32)
+            y = two(x)
+            np.testing.assert_allclose(y, SYMBOLIC[op](x.astype(np.float64)), rtol=4e-6, atol=4e-6)
+            np.testing.assert_array_equal(one(x), y)
+
+
+def test_rows_of_any_length_are_one_vector_where_one_holds_them() -> None:
+    """Of four vectors, three would be computed for nothing."""
+    text = tc.lower(model_of("Softmax", ["m", "n"]), "scheduled", "x86-64-v4").as_text()
+
+    assert set(re.findall(r"unrolled\((\d+), tree=1\)", text)) == {"16", "32", "64"}

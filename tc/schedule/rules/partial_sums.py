@@ -82,13 +82,13 @@ def reduce_in_lanes(
     most: int = ACCUMULATORS,
     level: int = 0,
     *,
-    is_short: bool = False,
+    most_terms: int | None = None,
     is_plain: bool = True,
 ) -> None:
     """Partial results in the lanes of a few vectors, at the end combined as a tree; in parts where there are many terms.
 
-    `inside`: the loops of the block that are its own. `level`: how often its terms were cut in parts already; `is_short`:
-    there are so few that they need no parts. `is_plain`: terms are loaded rather than computed, so that loops over a few vectors
+    `inside`: the loops of the block that are its own. `level`: how often its terms were cut in parts already; `most_terms`: where that is
+    known there are so few that they need no parts. `is_plain`: terms are loaded rather than computed, so that loops over a few vectors
     of them are worth unrolling.
     """
     info = block_info(schedule, name)
@@ -113,7 +113,7 @@ def reduce_in_lanes(
     registers = most * (4 if target.vector_bits == 512 else 2)
     accumulators = accumulators_for(extent, lanes, most)
     chain = LATER_CHAIN if level else CHAIN
-    is_short = is_short or not _is_known_before(schedule, depth)
+    is_short = most_terms is not None or not _is_known_before(schedule, depth)
     if rounds(info) and not is_short and (extent is not None or level < MOST_LEVELS):
         while accumulators < registers and _steps(schedule, depth, lanes * accumulators) > chain and not (
             extent is None or extent <= lanes * accumulators
@@ -123,7 +123,8 @@ def reduce_in_lanes(
             _in_parts(schedule, name, depth, others, target, most, level, is_plain)
             return
     accumulators = choose_accumulators(schedule, name, extent, lanes, accumulators)
-    _in_lanes(schedule, name, depth, others, lanes, accumulators, is_plain)
+    is_one_step = most_terms is not None and most_terms <= lanes * accumulators
+    _in_lanes(schedule, name, depth, others, lanes, accumulators, is_plain, is_one_step)
 
 
 def _is_known_before(schedule: Schedule, loops: list[str]) -> bool:
@@ -192,11 +193,18 @@ def _is_dense(schedule: Schedule, info: BlockInfo, outer: str, inner: str) -> bo
 
 
 def _in_lanes(
-    schedule: Schedule, name: str, depth: list[str], others: list[str], lanes: int, accumulators: int, is_unrolled: bool = True
+    schedule: Schedule,
+    name: str,
+    depth: list[str],
+    others: list[str],
+    lanes: int,
+    accumulators: int,
+    is_unrolled: bool = True,
+    is_one_step: bool = False,
 ) -> None:
     """All terms at once: `accumulators` vectors that take those of the last of the loops in turn, then one tree.
 
-    `is_unrolled`: a short loop over vectors is worth unrolling.
+    `is_unrolled`: a short loop over vectors is worth unrolling. `is_one_step`: the vectors hold all terms, and only where they hold more.
     """
     out, inner = schedule.split(depth[-1], lanes * accumulators)
     partial = schedule.rfactor(name, inner)
@@ -213,7 +221,7 @@ def _in_lanes(
     loops = list(schedule.loops_of(partial))
     chain = loops[min(map(loops.index, (*steps, inner))) :]
     schedule.reorder(*[loop for loop in chain if loop not in (*steps, inner)], *steps, inner)
-    if steps:
+    if steps and not is_one_step:
         peel(schedule, steps[-1])
         if is_unrolled:
             unroll_few(schedule, partial, steps[-1])

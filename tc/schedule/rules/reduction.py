@@ -42,7 +42,7 @@ from tc.schedule.rules.partial_sums import (
 )
 from tc.schedule.rules.roles import shared_by
 from tc.schedule.rules.spatial import dense_joined, is_dense_over, joined, schedule_block
-from tc.schedule.rules.tile import Cut, cut_and_peel, is_moved, split_off, vectorize_loop, vectorize_tile
+from tc.schedule.rules.tile import Cut, cut_and_peel, is_moved, lower_versions, vectorize_loop, vectorize_tile
 from tc.schedule.step import Schedule
 from tc.target import Target
 from tc.target.machine import machine_of
@@ -70,6 +70,9 @@ SEARCH_CYCLES, TERM_CYCLES = 17, 0.44
 """What a row takes whose terms are lanes, and each of them: fewer terms make lanes that are rows faster, a gather for each term. Measured
 with vectors of 512 bits."""
 
+LEAST_MASKED_LANES = 8
+"""Of a vector that is worth a version for rows that it holds."""
+
 LEAST_SEARCHED = 20
 """Of a row whose terms are lanes: fewer are no whole vectors."""
 
@@ -86,7 +89,7 @@ MOST_SHORT_STEPS = 16
 def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
     """Run rows in parallel; inside a row, all stages one after the other, each in vectors. Few long rows: stage by stage, in parts.
 
-    Where the length of rows is symbolic there are two versions: short ones need no parts.
+    Where the length of rows is symbolic there are several versions: short ones need no parts, and shorter ones fewer vectors.
     """
     infos = block_infos(schedule.func)
     if not any(info.reduction_axes for info in infos) or any(info.is_opaque for info in infos):
@@ -98,10 +101,10 @@ def schedule_reduction(schedule: Schedule, target: Target) -> str | None:
             if keeps_last_axis(info):
                 _fuse_single(schedule, info.written_buffers[0])
     copies = _specialized(schedule, block_infos(schedule.func), target)
-    rule = _Version(schedule, target, frozenset(copies)).run()
-    if copies:
-        others = {info.name for info in block_infos(schedule.func)} - copies
-        _Version(schedule, target, frozenset(others), is_short=True).run()
+    rule = _Version(schedule, target, frozenset[str]().union(*(names for names, _ in copies))).run()
+    for names, terms in copies:
+        others = {info.name for info in block_infos(schedule.func)} - names
+        _Version(schedule, target, frozenset(others), terms).run()
     return rule
 
 
@@ -140,25 +143,37 @@ def schedule_stages(schedule: Schedule, target: Target) -> str | None:
     return "stage by stage" if done else None
 
 
-def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> set[str]:
-    """Make a version of the program for short reductions; the names of its blocks, none where lengths are known, or where terms lie in
-    several pieces of memory: to take them for one row, each would be divided into a piece and a place in it."""
+def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> list[tuple[set[str], int]]:
+    """Make versions of the program for short reductions; the names of their blocks, and of how many terms they are at most. There are none
+    where lengths are known, or where terms lie in several pieces of memory: to take them for one row, each would be divided into a piece
+    and a place in it."""
     if any(info.reduction_axes and not _is_search(info) for info in _writers_of_results(schedule)):
-        return set()
+        return []
     first = next(info for info in infos if info.reduction_axes)
     depth = driving_loops(first, list(schedule.loops_of(first.name)), first.reduction_axes)
-    if (len(infos) == 1 and not rounds(first) and not _is_search(first)) or all(extent_value(schedule, loop) is not None for loop in depth):
-        return set()
-    terms = CHAIN * ACCUMULATORS * lanes_for(first, target)
+    if all(extent_value(schedule, loop) is not None for loop in depth):
+        return []
+    lanes = lanes_for(first, target)
     if keeps_last_axis(first):
-        terms = MOST_SHORT_STEPS
+        most = [MOST_SHORT_STEPS]
     elif _is_search(first):
-        terms = 2 * _most_searched(target)
-    *pieces, row = joined_terms(schedule, first, depth)
+        most = [2 * _most_searched(target)]
+    else:
+        most = [CHAIN * ACCUMULATORS * lanes] if any(map(rounds, infos)) else []
+        most += [2 * lanes, lanes] if lanes >= LEAST_MASKED_LANES else []
+    if len(infos) == 1 and not rounds(first) and not _is_search(first) and keeps_last_axis(first):
+        return []
+    *pieces, _ = joined_terms(schedule, first, depth)
     if pieces:
-        return set()
+        return []
     names = [info.name for info in infos]
-    return set(split_off(schedule, names, lambda: schedule.specialize(row, terms + 1)).values())
+
+    def row_of(version: dict[str, str]) -> str:
+        info = block_info(schedule, version[first.name])
+        return driving_loops(info, list(schedule.loops_of(info.name)), info.reduction_axes)[-1]
+
+    copies = lower_versions(schedule, names, row_of, [terms + 1 for terms in most])
+    return [({*version.values()}, terms) for version, terms in zip(copies, most, strict=False)]
 
 
 def _writers_of_results(schedule: Schedule) -> list[BlockInfo]:
@@ -167,12 +182,21 @@ def _writers_of_results(schedule: Schedule) -> list[BlockInfo]:
 
 @dataclass(frozen=True)
 class _Version:
-    """The schedule of one version of a program while it is made. `others`: blocks of the other version; `is_short`: of few terms."""
+    """The schedule of one version of a program while it is made. `others`: blocks of the other versions; `most_terms`: of this one,
+    if it is one for few."""
 
     schedule: Schedule
     target: Target
     others: frozenset[str]
-    is_short: bool = False
+    most_terms: int | None = None
+
+    @property
+    def is_short(self) -> bool:
+        return self.most_terms is not None
+
+    def vectors(self, lanes: int) -> int:
+        """Of how many vectors side by side a row may be."""
+        return ACCUMULATORS if self.most_terms is None else min(ACCUMULATORS, -(-self.most_terms // lanes))
 
     def infos(self) -> list[BlockInfo]:
         return [info for info in block_infos(self.schedule.func) if info.name not in self.others]
@@ -340,12 +364,13 @@ class _Version:
             return
         if info.reduction_axes:
             is_plain = is_plain and not _is_heavy(info)
-            reduce_in_lanes(schedule, name, inside, self.target, is_short=self.is_short, is_plain=is_plain)
+            most = self.vectors(lanes_for(info, self.target))
+            reduce_in_lanes(schedule, name, inside, self.target, most, most_terms=self.most_terms, is_plain=is_plain)
             return
         inside = joined(schedule, info, inside, len(inside) - 1, lanes_for(info, self.target)) if len(inside) > 1 else inside
         info = block_info(schedule, name)
-        lanes = stream_lanes(info, self.target, extent_value(schedule, inside[-1]))
-        vectors = vectorize_loop(schedule, inside[-1], lanes)
+        lanes = stream_lanes(info, self.target, extent_value(schedule, inside[-1]) or self.most_terms)
+        vectors = vectorize_loop(schedule, inside[-1], lanes, self.most_terms)
         if vectors is not None:
             unroll_few(schedule, name, vectors)
 
@@ -489,7 +514,8 @@ class _Version:
         if spatial and loops[: len(spatial)] != spatial:
             schedule.reorder(*spatial, *depth)
         set_parallel(schedule, name, spatial, known_product(schedule, depth, 64))
-        reduce_in_lanes(schedule, name, depth, target, is_short=self.is_short, is_plain=is_plain and not _is_heavy(info))
+        most = self.vectors(lanes)
+        reduce_in_lanes(schedule, name, depth, target, most, most_terms=self.most_terms, is_plain=is_plain and not _is_heavy(info))
 
 
 def _all_joined(schedule: Schedule, block: str, loops: list[str], lanes: int) -> list[str]:

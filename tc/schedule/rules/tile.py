@@ -130,8 +130,9 @@ def unroll_tile(schedule: Schedule, loops: Sequence[str], lanes: int) -> None:
         unroll(schedule, loops[:-1])
 
 
-def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:
-    """Run a loop in vectors, if that is worth it; the loop over them where all are whole."""
+def vectorize_loop(schedule: Schedule, loop: str, lanes: int, most: int | None = None) -> str | None:
+    """Run a loop, of at most `most` iterations where that is known, in vectors, if that is worth it; the loop over them where all are
+    whole."""
     extent = extent_value(schedule, loop)
     if extent is not None and extent <= lanes:
         if extent >= 4:
@@ -140,7 +141,8 @@ def vectorize_loop(schedule: Schedule, loop: str, lanes: int) -> str | None:
     made = cut(schedule, loop, lanes)
     schedule.vectorize(made.inside)
     if not made.is_whole:
-        peel(schedule, made.around)
+        if most is None or most > lanes:
+            peel(schedule, made.around)
         return None
     return made.around
 
