@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_rows_and_columns_of_one_symbolic_size() -> None:
     for size in (0, 1, 2, 3, 4, 5, 6, 15, 16, 17, 31, 40):
         x, y = normal(rng, size, 15), normal(rng, 15, size)
         check(func, [x, y], x.astype(float) @ y, 15, (size,))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("level", ["x86-64-v3", "native"])
+def test_rows_and_columns_of_two_symbolic_sizes(level: str) -> None:
+    """Versions for one vector of columns: of the highest tiles, and of single rows."""
+    m, n, k = Var("m"), Var("n"), Var("k")
+    target = Target.parse(level)
+    a, b = placeholder((m, k), f32, "A"), placeholder((k, n), f32, "B")
+    result = reduce("sum", (m, n), (k,), lambda i, j, r: a[i, r] * b[r, j], "mm")
+    made = create_prim_func("mm", [a, b], [result], (m, n, k), facts=tuple(DimFact(dim, 0) for dim in (m, n, k)))
+    func, rng = scheduled(made, "contraction", target), np.random.default_rng(0)
+
+    for rows in (0, 1, 2, 4, 5, 13, 14, 27):
+        for columns in (0, 1, 7, 8, 9, 15, 16, 17, 33, 100):
+            x, y = normal(rng, rows, 11), normal(rng, 11, columns)
+            check(func, [x, y], x.astype(float) @ y, 11, (rows, columns, 11))
+    text = str(scheduled(made, "contraction", Target.parse("x86-64-v4")))
+    tiles = {(int(height), int(columns) // 16) for height, columns in re.findall(r"Alloc\(buffer=\w+: f32\[(\d+), (\d+)\]", text)}
+    assert len({vectors for height, vectors in tiles if height == 1}) == 2, "single rows have a wide version and a narrow one"
+    assert {1} < {vectors for height, vectors in tiles if height > 4}
 
 
 @pytest.mark.parametrize("depth", [7, Var("k")])

@@ -241,7 +241,7 @@ def _schedule_versions(
     if roles.is_part and not works_in_place(schedule):
         space = replace(space, exact=False, overlaps=True)
     has_rows = bool(roles.rows) and extent_value(schedule, roles.rows[-1]) is None
-    if space.is_one_dim and columns is None and dot is None and not has_rows and not works_in_place(schedule):
+    if space.is_one_dim and columns is None and dot is None and (is_in_place if has_rows else not works_in_place(schedule)):
         space = replace(space, has_narrow=True)
     heights = [] if dot is None else dot.heights()
     if dot is not None and dot.grid is not None:
@@ -322,14 +322,16 @@ def _versions(
     low: tuple[int, ...],
 ) -> list[tuple[dict[str, str], Tile, bool]]:
     """Several, for a symbolic number of rows, and whether it is for few: tiles that overlap at the end, of the one of two heights that
-    leaves less over, `low` ones for fewer rows, and single rows. `heights`: those for fewer rows, and then there is no second one.
+    leaves less over, these also for one vector of columns where that may be all, `low` ones for fewer rows, and single rows. `heights`:
+    those for fewer rows, and then there is no second one.
     """
     row, second = roles.rows[-1], 0
     if heights is None:
         options = [0, *(rows for rows in space.heights(tile.vectors) if 1 < rows < tile.rows)]
         second = schedule.choose(name, "second_rows", options, space.second_height(tile))
     lanes, count = tile.lanes, _num_blocks(schedule, roles, tile.lanes)
-    panel = TileSpace(1, 1, count, lanes, space.registers, roles.vectors_divide, tile.vectors, vector_bytes=space.vector_bytes).best()
+    single = TileSpace(1, 1, count, lanes, space.registers, roles.vectors_divide, tile.vectors, vector_bytes=space.vector_bytes)
+    panel = replace(single, panel=1, is_row_major=True).best() if space.has_narrow else single.best()
     if space.in_words:  # a panel is one stream
         panel = replace(space, rows=1, outer_rows=1).best()
     least = second or tile.rows
@@ -347,6 +349,10 @@ def _versions(
         costs = [number for rows in (tile.rows, second) for number in (rows, space.tile_cost(rows, tile.vectors))]
         others = split_off(schedule, blocks, partial(schedule.specialize_tiles, row, *costs))
         versions += [(others, replace(tile, rows=second), False)] if others else []
+    for names, each, _ in [v for v in versions if space.has_narrow and v[1].vectors > 1 and (v[1].rows >= least or v[1].rows == 1)]:
+        lane = roles_of(schedule, contraction_of(schedule, names[name]), names[final], lanes).lane
+        narrow = split_off(schedule, list(names.values()), partial(schedule.specialize, lane, lanes + 1))
+        versions += [({block: narrow[copy] for block, copy in names.items()}, replace(each, vectors=1), False)] if narrow else []
     return versions
 
 

@@ -167,7 +167,16 @@ class TileSpace:
 
     def tile_cost(self, rows: int, vectors: int) -> int:
         """What a tile of so many rows costs, in a hundredth of a cycle for each step of the sum."""
-        return round(100 * _tile_cycles(self.blocks or 16, rows, vectors, self.vector_bytes, self.machine, self.row_cycles))
+        blocks = self._mean_blocks(Tile(rows, vectors, self.lanes))
+        return round(100 * _tile_cycles(blocks, rows, vectors, self.vector_bytes, self.machine, self.row_cycles))
+
+    def _mean_blocks(self, tile: Tile) -> float:
+        """Vectors of columns that tiles compute; of a symbolic number, where there is a narrow version for those of one vector, as many as
+        for sixteen that are needed, the last tile computing some for nothing."""
+        if self.blocks is not None or not self.has_narrow:
+            return self.blocks or 16
+        mean, needed = (_mean_tiles(tile.lanes, vectors, 1, inf) for vectors in (tile.vectors, 1))
+        return 16 * tile.vectors * mean / needed
 
     def second_height(self, tile: Tile) -> int:
         """Rows of a lower tile that leaves fewer rows over where `tile` leaves many, their number being symbolic; 0: none pays."""
@@ -177,7 +186,7 @@ class TileSpace:
 
     def _cycles_by_second(self, tile: Tile) -> dict[int, float]:
         """Cycles per row and step with each second height; 0: with none."""
-        blocks = self.blocks or 16
+        blocks = self._mean_blocks(tile)
         heights = [rows for rows in self.heights(tile.vectors) if 1 < rows < tile.rows]
         pairs = {rows: (tile.rows, rows) for rows in heights}
         return {0: _mean_cycles(blocks, (tile.rows,), tile.vectors, self.vector_bytes, self.machine, self.row_cycles)} | {
@@ -287,7 +296,9 @@ def _mean_tiles(lanes: int, vectors: int, first: int, last: float) -> float:
 
 
 @lru_cache(maxsize=8192)
-def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, far_bytes: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
+def _mean_cycles(
+    blocks: float, heights: tuple[int, ...], vectors: int, far_bytes: int, machine: CoreRates, row_cycles: float = 0.0
+) -> float:
     """Cycles per row and step where tiles of the cheapest height cover each number of rows; the last one overlaps."""
 
     few = min(FEW_ROWS, *heights)
@@ -300,8 +311,8 @@ def _mean_cycles(blocks: int, heights: tuple[int, ...], vectors: int, far_bytes:
     return sum(map(cycles, VARIOUS_SIZES)) / len(VARIOUS_SIZES)
 
 
-def _tile_cycles(blocks: int, height: int, vectors: int, far_bytes: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
+def _tile_cycles(blocks: float, height: int, vectors: int, far_bytes: int, machine: CoreRates, row_cycles: float = 0.0) -> float:
     """Cycles of one step of the sum for a tile of rows over all columns, with what it costs beside its multiply-adds."""
-    full, rest = divmod(blocks, vectors)
+    full, rest = divmod(blocks, vectors) if isinstance(blocks, int) else (blocks / vectors, 0)  # a mean is of whole tiles
     steps = full * cycles_per_step(height, vectors, far_bytes, machine) + cycles_per_step(height, rest, far_bytes, machine)
-    return steps + (TILE_CYCLES + row_cycles * height) * -(-blocks // vectors)
+    return steps + (TILE_CYCLES + row_cycles * height) * (full + (rest > 0))
