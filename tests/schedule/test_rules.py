@@ -149,6 +149,20 @@ def test_rows_and_columns_of_two_symbolic_sizes(level: str) -> None:
     assert {1} < {vectors for height, vectors in tiles if height > 4}
 
 
+@pytest.mark.parametrize("rows", [1, 6, 13, 52, 100])
+def test_any_number_of_columns_for_a_number_of_rows(rows: int) -> None:
+    """The narrow version, for fewer columns than a tile has, took the blocks of the version for few columns for its own."""
+    m, n = Var("m"), Var("n")
+    a, b = placeholder((m, 3, rows, 9), f32, "A"), placeholder((1, 3, 9, n), f32, "B")
+    result = reduce("sum", (m, 3, rows, n), (9,), lambda k, h, i, j, r: a[k, h, i, r] * b[0, h, r, j], "mm")
+    made = create_prim_func("mm", [a, b], [result], (m, n), facts=(DimFact(m, 0), DimFact(n, 0)))
+    func, rng = scheduled(made, None), np.random.default_rng(rows)
+
+    for count, columns in ((0, 5), (1, 0), (2, 1), (1, 15), (2, 16), (1, 17), (2, 40), (1, 127), (2, 128), (1, 255), (5, 256), (2, 300)):
+        x, y = normal(rng, count, 3, rows, 9), normal(rng, 1, 3, 9, columns)
+        check(func, [x, y], x.astype(float) @ y, 9, (count, columns))
+
+
 @pytest.mark.parametrize("depth", [7, Var("k")])
 def test_operands_made_of_several_tensors_serve_few_rows(depth: int | Var) -> None:
     """Computed where it is read, such an operand was none of a contraction any more, and an assertion of the rule failed."""

@@ -249,7 +249,7 @@ def _schedule_versions(
     else:
         tile = _choose(schedule, name, space)
     if not has_rows or tile.rows == 1:
-        narrow = _narrow_version(schedule, name, final, space, tile, lanes) if space.has_narrow else None
+        narrow = _narrow_version(schedule, _blocks(schedule, apart), name, final, space, tile, lanes) if space.has_narrow else None
         product = TiledProduct(contraction, roles, tile, target, dot=dot, overlaps=narrow is not None)
         schedule_product_tiles(schedule, product, operands_of(schedule, contraction))
         if narrow is not None:
@@ -296,12 +296,13 @@ Version = tuple[dict[str, str], Tile]
 """Its blocks by those of the program, and its tile."""
 
 
-def _narrow_version(schedule: Schedule, name: str, final: str, space: TileSpace, tile: Tile, lanes: int) -> Version | None:
-    """One for a symbolic number of columns that is less than a tile's, in narrower ones, if it pays."""
+def _narrow_version(
+    schedule: Schedule, blocks: list[str], name: str, final: str, space: TileSpace, tile: Tile, lanes: int
+) -> Version | None:
+    """One of these blocks for a symbolic number of columns that is less than a tile's, in narrower ones, if it pays."""
     vectors = space.narrow_vectors(tile)
     if vectors == tile.vectors:
         return None
-    blocks = [info.name for info in block_infos(schedule.func)]
 
     def lane_of(names: dict[str, str]) -> str:
         return roles_of(schedule, contraction_of(schedule, names[name]), names[final], lanes).lane
