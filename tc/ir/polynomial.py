@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping
+from itertools import count
 from typing import NamedTuple
 
 from tc.ir.expr import Add, Const, Expr, FloorDiv, FloorMod, Le, Lt, Mul, Sub, Var, const
@@ -139,9 +140,13 @@ def _product(monomial: Monomial) -> Expr:
     return result
 
 
+_TURNS = count()
+
+
 def _atom_order(atom: Expr) -> tuple[int, str, int]:
-    """A fixed order of atoms: variables by name first, then the rest by text; objects of one text by identity."""
-    return (0, atom.name, id(atom)) if isinstance(atom, Var) else _text_order(atom)
+    """A fixed order of atoms: variables by name first, then the rest by text; variables of one name as they were first seen here, which,
+    unlike where they are in memory, is the same in each run."""
+    return (0, atom.name, atom.__dict__.setdefault("_turn", next(_TURNS))) if isinstance(atom, Var) else _text_order(atom)
 
 
 @cached_on_node

@@ -62,3 +62,31 @@ def test_what_it_cannot_do_is_said() -> None:
     lengths = MODEL.replace("(float[b, 2] s", "(int64[3] n, float[b, 2] s").replace("( , s", "(n, s").replace("[b,", "[2,")
     with pytest.raises(ShapeError, match=r"Scan: sequence lengths i64\[3\] of 2 batches"):
         tc.compile(parse_model(HEAD + lengths))
+
+
+@pytest.mark.parametrize(("directions", "step"), [("", 1), (", scan_input_directions = [1, 1]", -1)])
+def test_sequences_of_two_lengths_are_refused_when_they_come(directions: str, step: int) -> None:
+    """The last item of the shorter one was taken for all that it lacks, as no gather leaves its tensor."""
+    body = "body = f (float[2] a, float[2] e, float[2] w) => (float[2] next, float[2] o) { next = Add(a, e) o = Mul(e, w) }"
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] s, float[t, 2] x, float[u, 2] z) => (float[2] y, float[v, 2] o) {{
+        y, o = Scan<num_scan_inputs = 2, {body}{directions}>(s, x, z) }}"""
+    module, start = tc.compile(parse_model(text)), np.zeros(2, np.float32)
+
+    x, z = np.random.default_rng(0).standard_normal((2, 5, 2)).astype(np.float32)
+    y, o = module(start, x, z)
+    np.testing.assert_allclose(y, x.sum(0), rtol=1e-5)
+    np.testing.assert_array_equal(o, (x * z)[::step])
+    for shorter, longer in ((2, 5), (5, 2), (0, 3), (3, 0), (1, 3)):
+        with pytest.raises(InputError, match=f"sequences of length t and u .*t = {shorter}, u = {longer}.*TC2004"):
+            module(start, x[:shorter], z[:longer])
+
+
+def test_batches_and_items_of_two_sizes_are_refused_when_they_come() -> None:
+    text = MODEL.replace("float[b, l] z", "float[c, k] z")
+    module = tc.compile(parse_model(HEAD + text))
+
+    module(*(np.zeros(shape, np.float32) for shape in ((2, 2), (2, 4, 2), (2, 4))))
+    for batches, length in ((1, 4), (3, 4), (2, 3), (2, 5)):
+        with pytest.raises(InputError, match=r"(batches of|sequences of length) .*TC2004"):
+            module(*(np.zeros(shape, np.float32) for shape in ((2, 2), (2, 4, 2), (batches, length))))

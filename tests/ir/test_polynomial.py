@@ -102,3 +102,15 @@ def test_what_is_left_of_a_sum_is_right_on_numbers() -> None:
             values = dict(zip((i, j, k), numbers, strict=True))
             at, rest = evaluate(divisor, values), evaluate(whole - left.to_expr(), values)
             assert rest == 0 if at == 0 else rest % at == 0
+
+
+def test_terms_of_one_name_are_in_the_order_in_which_they_were_seen() -> None:
+    """That of their addresses made other code of the same model in each run, and other entries of the cache."""
+    made = [Var("x", i64) for _ in range(40)]
+
+    for first, second in itertools.pairwise([*made, *made[::-2]]):
+        seen = polynomial(first + second).ordered().terms
+        again = polynomial(second + first).ordered().terms
+        assert list(seen) == list(again)
+    forward = [list(polynomial(first + second).ordered().terms) for first, second in itertools.pairwise(made)]
+    assert forward == [[(first,), (second,)] for first, second in itertools.pairwise(made)]

@@ -176,8 +176,7 @@ def import_scan(n: NodeContext) -> NodeResult:
     axes = [axis % value.rank for axis, value in zip(axes, sequences, strict=True)]
     length = sequences[0].shape[axes[0]]
     for value, axis in zip(sequences[1:], axes[1:], strict=True):
-        if prove(equal(value.shape[axis], length), n.facts) is False:
-            raise ShapeError(f"Scan: sequences of length {length} and {value.shape[axis]}")
+        _require_equal(n, length, value.shape[axis], "sequences of length")
     results = _scan(n, body, init, sequences, axes, reverse, length, f"{n.place_here}/body")
     out_axes = n.attr("scan_output_axes") or [0] * num_results
     out_reverse = n.attr("scan_output_directions") or [0] * num_results
@@ -201,8 +200,9 @@ def import_scan_of_batches(n: NodeContext) -> NodeResult:
     reverse = n.attr("directions") or [0] * num_scanned
     (batches, length), axes = scanned[0].shape[:2], [0] * num_scanned
     for value in values:
-        if prove(equal(value.shape[0], batches), n.facts) is False:
-            raise ShapeError(f"Scan: batches of {batches} and {value.shape[0]}")
+        _require_equal(n, batches, value.shape[0], "batches of")
+    for value in scanned:
+        _require_equal(n, length, value.shape[1], "sequences of length")
     lengths = _lengths_of_batches(n, batches, length)
 
     def one(c: Calls, b: ModelValue, _: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
@@ -214,6 +214,16 @@ def import_scan_of_batches(n: NodeContext) -> NodeResult:
         return None, [], [*results[: len(states)], *(_filled_up(c, value, length) for value in results[len(states) :])]
 
     return bind_loop(n, batches, None, [], one, f"{n.place_here}/batches")
+
+
+def _require_equal(n: NodeContext, first: Expr, size: Expr, what: str) -> None:
+    """State that what is scanned together has one size: refused here where it is known not to have, else checked when the model runs."""
+    condition, sizes = equal(size, first), f"{what} {first} and {size}"
+    known = prove(condition, n.facts)
+    if known is False:
+        raise ShapeError(f"Scan: {sizes}")
+    if known is None:
+        n.graph.builder.require(Requirement(condition, f"{n.label}: {sizes}"))
 
 
 def _lengths_of_batches(n: NodeContext, batches: Expr, length: Expr) -> ModelValue | None:

@@ -76,8 +76,8 @@ def find_chain(infos: list[BlockInfo]) -> WinogradChain | None:
         return None
     place = infos.index(back)
     after = tuple(info.name for info in infos[place + 1 :])
-    few = ((tiles, 5), (rows, 5), (sums[0], 5), (back, 5), (infos[-1], 4))  # axes of one iteration have no loop
-    if any(len(driven_spatial(info)) < count for info, count in few):
+    few = ((rows, 5), (sums[0], 5), (back, 5), (infos[-1], 4))  # axes of one iteration have no loop
+    if any(len(driven_spatial(info)) < count for info, count in few) or not {*tiles.spatial_axes[-5:]} <= {*driven_spatial(tiles)}:
         return None
     stages = [pad, rows, tiles, sums[0]]
     beside = [info for info in infos[:place] if info not in stages]
