@@ -367,6 +367,27 @@ def test_external_data_stays_in_the_folder_and_in_the_file(
         load_model(external_model(folder / "m.onnx", location, **options))
 
 
+def test_a_model_that_is_a_link_has_its_data_beside_the_file_that_it_is_a_link_to(tmp_path: Path) -> None:
+    """As caches of models keep them. A file elsewhere is refused."""
+    weights = np.arange(256, dtype=F32).reshape(4, 64)
+    for folder in ("blobs", "snapshot", "other"):
+        (tmp_path / folder).mkdir()
+    external_model(tmp_path / "blobs" / "1", "w.bin", length="1024")
+    for folder in ("blobs", "other"):
+        (tmp_path / folder / "2").write_bytes(weights.tobytes())
+    model = tmp_path / "snapshot" / "m.onnx"
+    os.symlink(Path("..", "blobs", "1"), model)
+    os.symlink(Path("..", "blobs", "2"), model.with_name("w.bin"))
+
+    found = run(load_model(model), {"x": np.ones((1, 4), F32)})
+
+    np.testing.assert_allclose(found[0], weights.sum(0, keepdims=True))
+    model.with_name("w.bin").unlink()
+    os.symlink(Path("..", "other", "2"), model.with_name("w.bin"))
+    with pytest.raises(ModelError, match="a link that leaves"):
+        load_model(model)
+
+
 # Every ".." was refused, also where onnx's checker and onnxruntime take it.
 @pytest.mark.parametrize("location", ["data/../w.bin", "./data/./../w.bin", "gone/../w.bin", "link/../w.bin", "data/../data/w.bin"])
 def test_external_data_may_leave_a_folder_within_that_of_the_model_as_in_the_checker_of_onnx(location: str, tmp_path: Path) -> None:

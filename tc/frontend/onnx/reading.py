@@ -69,7 +69,7 @@ def _read_model(source: ModelSource) -> ModelFile:
     import onnx
 
     folder: Path | None = None
-    own = None
+    own = linked = None
     if isinstance(source, onnx.ModelProto):
         proto = source
     else:
@@ -81,6 +81,7 @@ def _read_model(source: ModelSource) -> ModelFile:
         else:
             path = Path(source)
             folder, data = path.parent, map_file(path)
+            linked = path.resolve().parent  # caches keep a model and its data under other names, and folders of links to them
         if len(data) == 0:
             raise ModelError("the model is empty: 0 bytes", code="TC1001")
         foreign = foreign_format(data)
@@ -98,7 +99,7 @@ def _read_model(source: ModelSource) -> ModelFile:
     for function in proto.functions:
         check_text(function.domain, function.name, function.overload, *function.input, *function.output, *function.attribute)
         _opsets(function.opset_import, proto.ir_version)
-    return ModelFile(proto, TensorReader(folder, own), opsets, functions)
+    return ModelFile(proto, TensorReader(folder, own, linked), opsets, functions)
 
 
 def data_files(path: Path) -> set[Path]:

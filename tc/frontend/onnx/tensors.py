@@ -108,10 +108,11 @@ def read_strings(tensor: TensorProto) -> np.ndarray:
 
 
 class TensorReader:
-    """Reads tensors of one model. `folder` holds its external data; `own` is (location, bytes) of data in the model."""
+    """Reads tensors of one model. `folder` holds its external data, or links to files in the folder `linked`, where the model is one;
+    `own` is (location, bytes) of data in the model."""
 
-    def __init__(self, folder: Path | None, own: tuple[str, memoryview] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, own: tuple[str, memoryview] | None = None, linked: Path | None = None) -> None:
+        self.folder, self.linked = folder, linked or folder
         self.own = own
         self._files: dict[str, memoryview] = {}
 
@@ -192,7 +193,7 @@ class TensorReader:
         return data[offset : offset + length]
 
     def _map_file(self, location: str, what: str) -> memoryview:
-        """The bytes of an external file, memory-mapped; it must lie in the model's folder, links resolved."""
+        """The bytes of an external file, memory-mapped; it must lie in the model's folder, or beside the file that this links to."""
         found = self._files.get(location)
         if found is None:
             found = map_file(self._contained(location, what))
@@ -212,7 +213,7 @@ class TensorReader:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError) as error:
             raise ModelError(f"{what}: there is no external data file {location!r} beside the model", code="TC1005") from error
-        if not real.is_relative_to(self.folder.resolve()):
+        if not any(real.is_relative_to(folder.resolve()) for folder in (self.folder, self.linked or self.folder)):
             raise ModelError(f"{what}: external data {location!r} is a link that leaves the model's folder", code="TC1004")
         if not real.is_file():
             raise ModelError(f"{what}: external data {location!r} is not a file", code="TC1005")
