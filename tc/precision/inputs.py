@@ -126,13 +126,15 @@ def _array(value: Any, what: str) -> np.ndarray:
         raise CalibrationError(f"{what} is no array: {error}") from error
     if array.dtype.kind not in "biufcV":
         raise CalibrationError(f"{what} is no array of numbers, but of {array.dtype}")
+    if not array.dtype.isnative:  # of a machine with another byte order, as arrays given to modules may be
+        return array.astype(array.dtype.newbyteorder("="))
     return np.array(array, order="C") if array.base is not None or not array.flags.c_contiguous else array
 
 
 def _files(path: Path) -> Iterator[GivenCall]:
     if not path.exists():
         raise CalibrationError(f"calibration {path}: there is no such file or folder")
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in (".npz", ".npy"))
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix.lower() in (".npz", ".npy"))
     if not files:
         raise CalibrationError(f"calibration {path}: the folder holds no .npz or .npy file")
     for file in files:

@@ -50,6 +50,16 @@ def test_every_form_is_read(model: onnx.ModelProto, given: Any, calls: int) -> N
     assert all(list(feed) == [value.name for value in model.graph.input] for feed in feeds)
 
 
+def test_files_of_other_machines_are_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", x(value=3).astype(">f4"))
+    (tmp_path / "a.npy").rename(tmp_path / "A.NPY")
+
+    (feed,) = read_feeds(tmp_path, ONE)
+
+    assert feed["x"].dtype == np.float32 and feed["x"].dtype.isnative
+    np.testing.assert_array_equal(feed["x"], x(value=3))
+
+
 def test_folders_are_read_in_the_order_of_names(tmp_path: Path) -> None:
     for index in (2, 0, 1):
         np.save(tmp_path / f"{index}.npy", x(value=index))
