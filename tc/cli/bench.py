@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 import tc
-from tc.cli.options import add_compile_arguments, check_tolerance, compile_options, need_model
+from tc.cli.options import add_compile_arguments, compile_options, need_model
 from tc.cli.outcome import Outcome, format_array, format_bytes, format_seconds, make_table
 from tc.cli.reference import check_outputs, describe_check
 from tc.cli.run import add_input_arguments, hint_at_dims, make_inputs
@@ -108,7 +109,8 @@ def execute(args: argparse.Namespace) -> Outcome:
     need_model(args.model, "tc bench", "which other runtimes cannot read")
     if args.tolerance is None:
         args.tolerance = EXACT if args.precision == "f32" else NARROW
-    check_tolerance(args.tolerance)
+    if math.isnan(args.tolerance):
+        raise UsageError("--tolerance is nan, must be a number")
     if args.top < 0 or args.rounds < 1 or not 0 < args.seconds < 86400:
         raise UsageError("--top must not be negative, --rounds at least 1, --seconds more than 0")
     peers, counts = parse_peers(args.vs), parse_threads(args.threads)

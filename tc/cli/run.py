@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,6 @@ from tc.cli.options import (
     Source,
     add_compile_arguments,
     check_room,
-    check_tolerance,
     compile_options,
     is_compiled,
     need_model,
@@ -89,7 +89,8 @@ def execute(args: argparse.Namespace) -> Outcome:
     """Compile or load, run, measure, check, write. Raises CheckError when results differ from the reference."""
     if args.repeat < 1:
         raise UsageError(f"--repeat is {args.repeat}, must be at least 1")
-    check_tolerance(args.tolerance)
+    if math.isnan(args.tolerance):
+        raise UsageError("--tolerance is nan, must be a number")
     check_seed(args.seed)
     if args.output and args.output.suffix != ".npz":
         raise UsageError(f"--output {args.output}: results are written as .npz")
