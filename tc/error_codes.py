@@ -71,7 +71,8 @@ _IMPORT = (
         "TC1004",
         "ModelError",
         "external data lie outside of the model's folder",
-        "A model may keep tensors in files beside it. Paths that leave the folder, links included, are refused: a model is untrusted.",
+        "A model may keep tensors in files beside it. Paths that leave the folder, links included, are refused: a model is untrusted. "
+        "Where the model is itself a link, files beside the one that it is a link to are taken.",
         ("a model that was exported with absolute paths", "a file that tries to read others"),
         ("put the data beside the model, and store relative paths (onnx.external_data_helper)",),
         "tensor 'w': external data '../w.bin' must be a relative path that stays in the model's folder",

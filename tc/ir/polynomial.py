@@ -143,15 +143,11 @@ def _product(monomial: Monomial) -> Expr:
 _TURNS = count()
 
 
+@cached_on_node
 def _atom_order(atom: Expr) -> tuple[int, str, int]:
     """A fixed order of atoms: variables by name first, then the rest by text; variables of one name as they were first seen here, which,
     unlike where they are in memory, is the same in each run."""
-    return (0, atom.name, atom.__dict__.setdefault("_turn", next(_TURNS))) if isinstance(atom, Var) else _text_order(atom)
-
-
-@cached_on_node
-def _text_order(atom: Expr) -> tuple[int, str, int]:
-    return 1, str(atom), 0
+    return (0, atom.name, next(_TURNS)) if isinstance(atom, Var) else (1, str(atom), 0)
 
 
 def _monomial_order(monomial: Monomial) -> tuple[int, tuple[tuple[int, str, int], ...]]:

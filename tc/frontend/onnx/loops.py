@@ -15,7 +15,7 @@ from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, size_v
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or, maximum
-from tc.ops.registry import Requirement
+from tc.ops.registry import Requirement, require
 
 _UNROLL_LIMIT = 256
 _UNROLL_CHANGING = 16  # iterations that change sizes: each has kernels of its own
@@ -218,12 +218,7 @@ def import_scan_of_batches(n: NodeContext) -> NodeResult:
 
 def _require_equal(n: NodeContext, first: Expr, size: Expr, what: str) -> None:
     """State that what is scanned together has one size: refused here where it is known not to have, else checked when the model runs."""
-    condition, sizes = equal(size, first), f"{what} {first} and {size}"
-    known = prove(condition, n.facts)
-    if known is False:
-        raise ShapeError(f"Scan: {sizes}")
-    if known is None:
-        n.graph.builder.require(Requirement(condition, f"{n.label}: {sizes}"))
+    n.graph.state(lambda: require(equal(size, first), f"Scan: {what} {first} and {size}"), n.span)
 
 
 def _lengths_of_batches(n: NodeContext, batches: Expr, length: Expr) -> ModelValue | None:

@@ -112,7 +112,7 @@ class TensorReader:
     `own` is (location, bytes) of data in the model."""
 
     def __init__(self, folder: Path | None, own: tuple[str, memoryview] | None = None, linked: Path | None = None) -> None:
-        self.folder, self.linked = folder, linked or folder
+        self.folder, self.linked = folder, linked
         self.own = own
         self._files: dict[str, memoryview] = {}
 
@@ -213,7 +213,7 @@ class TensorReader:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError) as error:
             raise ModelError(f"{what}: there is no external data file {location!r} beside the model", code="TC1005") from error
-        if not any(real.is_relative_to(folder.resolve()) for folder in (self.folder, self.linked or self.folder)):
+        if not any(folder and real.is_relative_to(folder.resolve()) for folder in (self.folder, self.linked)):
             raise ModelError(f"{what}: external data {location!r} is a link that leaves the model's folder", code="TC1004")
         if not real.is_file():
             raise ModelError(f"{what}: external data {location!r} is not a file", code="TC1005")

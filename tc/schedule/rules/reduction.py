@@ -155,13 +155,14 @@ def _specialized(schedule: Schedule, infos: list[BlockInfo], target: Target) -> 
         return []
     lanes = lanes_for(first, target)
     if keeps_last_axis(first):
-        most = [MOST_SHORT_STEPS]
+        is_plain = len(infos) == 1 and not rounds(first) and not _is_search(first)
+        most = [] if is_plain else [MOST_SHORT_STEPS]
     elif _is_search(first):
         most = [2 * _most_searched(target)]
     else:
         most = [CHAIN * ACCUMULATORS * lanes] if any(map(rounds, infos)) else []
         most += [2 * lanes, lanes] if lanes >= LEAST_MASKED_LANES else []
-    if len(infos) == 1 and not rounds(first) and not _is_search(first) and keeps_last_axis(first):
+    if not most:
         return []
     *pieces, _ = joined_terms(schedule, first, depth)
     if pieces:
