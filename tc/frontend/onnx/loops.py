@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tc.errors import NodeError, ShapeError, TcError, UnsupportedError
 from tc.frontend.onnx.control_flow import Body, as_scalar, bind_loop, condition_dim, flip, kept_ranks
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, cannot_work, onnx_op, onnx_op_before
-from tc.frontend.onnx.stored_sequences import StoredForms, form_of, item_rank, only_tensor
-from tc.frontend.onnx.values import AnyValue, ModelValue, constant_value, size_value
+from tc.frontend.onnx.reading import reads
+from tc.frontend.onnx.stored_sequences import (
+    StoredForms,
+    are_same,
+    followed_by,
+    form_of,
+    item_rank,
+    only_tensor,
+    parts_of,
+)
+from tc.frontend.onnx.values import AnyValue, ModelValue, SequenceValue, StoredSequence, constant_value, size_value
 from tc.ir.arith import prove, simplify
 from tc.ir.dtype import i64
 from tc.ir.expr import Const, Expr, as_expr, const, equal, logical_or, maximum
 from tc.ops.registry import Requirement, require
 
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
 _UNROLL_LIMIT = 256
-_UNROLL_CHANGING = 16  # iterations that change sizes: each has kernels of its own
+UNROLL_CHANGING = 16  # iterations that change sizes: each has kernels of its own
 _NO_LIMIT = 1 << 31
 
 
@@ -61,7 +73,7 @@ def _loop(n: NodeContext, trip_count: Expr | None, condition: ModelValue | None)
         return _unroll(n, fixed)
     mark = n.graph.mark()
     can_unroll = fixed is not None and 0 < fixed <= _UNROLL_LIMIT
-    unrolls_first = can_unroll and fixed is not None and fixed <= _UNROLL_CHANGING
+    unrolls_first = can_unroll and fixed is not None and fixed <= UNROLL_CHANGING
     try:
         return _import_loop(n, trip_count, condition, unrolls_first)
     except UnsupportedError as error:
@@ -97,31 +109,78 @@ def _trip_count(n: NodeContext) -> Expr | None:
 def _import_loop(
     n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, keeps_sizes: bool = False
 ) -> list[AnyValue]:
-    """As a Loop of the graph."""
+    """As a Loop of the graph. What iterations put at the end of a sequence is scanned if it is of one size, else carried in tensors that
+    grow."""
+    collected = [] if keeps_sizes else _collected(n)
+    if collected:
+        mark = n.graph.mark()
+        try:
+            return _bind_loop(n, trip_count, condition, collected)
+        except UnsupportedError:  # whatever it is, the other way says it as well
+            n.graph.roll_back(mark)
+    return _bind_loop(n, trip_count, condition, [], keeps_sizes)
+
+
+def _bind_loop(
+    n: NodeContext, trip_count: Expr | None, condition: ModelValue | None, collected: Sequence[int], keeps_sizes: bool = False
+) -> list[AnyValue]:
+    """As a Loop whose values of the numbers `collected` are sequences that only grow: each iteration has an empty one."""
     condition = None if condition is None else as_scalar(n, condition)
-    carried = _carried_forms(n)
-    init = carried.tensors(n, n.inputs[2:])
-    return carried.values(bind_loop(n, trip_count, condition, init, _onnx_body(n, carried), f"{n.place_here}/body", keeps_sizes))
+    before = [SequenceValue(()) if k in collected else value for k, value in enumerate(n.inputs[2:])]
+    carried = _carried_forms(n, before, collected)
+    body = _onnx_body(n, carried, collected)
+    init = carried.tensors(n, before)
+    after = carried.values(bind_loop(n, trip_count, condition, init, body, f"{n.place_here}/body", keeps_sizes))
+    stacks = after[len(after) - len(collected) :]
+    for k, stack in zip(collected, stacks, strict=True):
+        items = only_tensor(stack)  # those of an iteration are a row
+        parts = n.call("reshape", items, shape=(items.shape[0] * items.shape[1], *items.shape[2:]))
+        after[k] = followed_by(n, n.inputs[2 + k], parts_of(n, parts))
+    return after[: len(after) - len(collected)]
 
 
-def _carried_forms(n: NodeContext) -> StoredForms:
+def _collected(n: NodeContext) -> list[int]:
+    """The numbers of the carried values that are sequences with which a body does nothing but to put tensors at the end."""
+    body = n.attr("body")
+    read = [reads(node) for node in body.node]
+    results = [value.name for value in body.output]
+    found = []
+    for k, (value, param, result) in enumerate(zip(n.inputs[2:], body.input[2:], results[1:], strict=False)):
+        if not isinstance(value, SequenceValue | StoredSequence):
+            continue
+        name = param.name
+        users = [at for at, names in enumerate(read) if name in names]
+        while len(users) == 1 and name not in results and _puts_at_end(body.node[users[0]], name):
+            name = body.node[users[0]].output[0]
+            users = [at for at, names in enumerate(read) if name in names]
+        if name == result != param.name and not users and results.count(name) == 1:
+            found.append(k)
+    return found
+
+
+def _puts_at_end(node: NodeProto, sequence: str) -> bool:
+    """Whether a node puts a tensor at the end of the sequence of that name."""
+    is_insert = node.op_type == "SequenceInsert" and node.domain in ("", "ai.onnx")
+    return is_insert and node.input[0] == sequence != node.input[1] and not any(node.input[2:])
+
+
+def _carried_forms(n: NodeContext, values: Sequence[AnyValue | None], collected: Sequence[int]) -> StoredForms:
     """How what a Loop carries is tensors; one iteration is imported for what sequences that are empty before it have in them."""
-    values = n.inputs[2:]
-    if any(not isinstance(value, ModelValue) and item_rank(value) is None for value in values):
+    is_open = [k not in collected and not isinstance(value, ModelValue) and item_rank(value) is None for k, value in enumerate(values)]
+    after = list(values)
+    if any(is_open):
         mark = n.graph.mark()
         graph = n.graph.nested(f"{n.place_here}/body")
         graph.iteration = constant_value(np.array(0, np.int64))
         results = graph.run_graph(n.attr("body"), [graph.iteration, constant_value(np.array(True)), *values])
         n.graph.roll_back(mark)
-        after = results[1 : 1 + len(values)]
-    else:
-        after = values
+        after = [before if k in collected else result for k, (before, result) in enumerate(zip(values, results[1:], strict=False))]
     pairs = zip(values, after, strict=True)
     return StoredForms([None if isinstance(value, ModelValue) else form_of([value, later]) for value, later in pairs])
 
 
-def _onnx_body(n: NodeContext, values: StoredForms) -> Body:
-    """The body of an ONNX Loop."""
+def _onnx_body(n: NodeContext, values: StoredForms, collected: Sequence[int]) -> Body:
+    """The body of an ONNX Loop; what is put into the sequences `collected` is scanned behind its own results."""
     body, count = n.attr("body"), len(n.inputs) - 2
 
     def run(c: Calls, i: ModelValue, carried: list[ModelValue]) -> tuple[ModelValue | None, list[ModelValue], list[ModelValue]]:
@@ -134,9 +193,23 @@ def _onnx_body(n: NodeContext, values: StoredForms) -> Body:
             after = None
         elif goes_on.rank:
             after = c.call("reshape", goes_on, shape=())
-        return after, values.tensors(c, results[:count]), list(map(only_tensor, results[count:]))
+        own, scanned = results[:count], [only_tensor(value) for value in results[count:]]
+        for k in collected:
+            scanned.append(_row(c, own[k]))
+            own[k] = SequenceValue(())
+        return after, values.tensors(c, own), scanned
 
     return run
+
+
+def _row(c: Calls, sequence: AnyValue) -> ModelValue:
+    """The items of a sequence along a first axis. UnsupportedError where they are not of one type."""
+    items = [only_tensor(item) for item in sequence.items] if isinstance(sequence, SequenceValue) else []
+    first = items[0]
+    if not all((item.rank, item.dtype) == (first.rank, first.dtype) and are_same(c, item.shape, first.shape) for item in items):
+        raise UnsupportedError("a loop puts tensors of several types into a sequence", code="TC1018")
+    rows = [c.call("unsqueeze", item, axes=(0,)) for item in items]
+    return rows[0] if len(rows) == 1 else c.call("concat", *rows, axis=0)
 
 
 def _unroll(n: NodeContext, trip_count: int) -> NodeResult:

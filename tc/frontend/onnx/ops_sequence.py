@@ -7,6 +7,7 @@ import numpy as np
 from tc.errors import NodeError, ShapeError, UnsupportedError
 from tc.frontend.onnx.branches import choose
 from tc.frontend.onnx.control_flow import bind_loop
+from tc.frontend.onnx.loops import UNROLL_CHANGING
 from tc.frontend.onnx.node_context import Calls, NodeContext, NodeResult, no_run_passes, onnx_op
 from tc.frontend.onnx.stored_sequences import (
     common_dims,
@@ -16,6 +17,7 @@ from tc.frontend.onnx.stored_sequences import (
     item_dtype,
     item_rank,
     limits,
+    parts_of,
     stacked,
     stored,
     total,
@@ -150,9 +152,11 @@ def _concat_stored(n: NodeContext, sequence: StoredSequence, axis: int) -> Model
     shape = (*dims[:axis], total(n, sequence, axis), *dims[axis + 1 :])
     if axis == 0:
         return n.call("reshape", sequence.elements, shape=shape)
+    alike = (*dims[:axis], sequence.length * dims[axis], *dims[axis + 1 :])
+    if sequence.dims is not None:
+        return n.call("reshape", stacked(n, sequence, dims, axis), shape=alike)
     least, most = (n.call("slice", ends, starts=(axis,), sizes=(1,), steps=(1,)) for ends in limits(n, sequence))
     are_alike = n.call("reshape", n.call("equal", least, most), shape=())
-    alike = (*dims[:axis], sequence.length * dims[axis], *dims[axis + 1 :])
     return choose(
         n,
         are_alike,
@@ -182,9 +186,21 @@ def import_split_to_sequence(n: NodeContext) -> NodeResult:
         return _split_stored(n, x, axis)
     sizes = _split_sizes(n, x, axis)
     parts = n.graph.call("split", x, span=n.span, names=[n.label] * len(sizes), axis=axis, sizes=tuple(sizes))
-    if n.optional(1) is None and not n.attr("keepdims", 1):
-        return SequenceValue(tuple(n.call("squeeze", part, axes=(axis,)) for part in parts))
-    return SequenceValue(parts)
+    loses_axis = _loses_axis(n)
+    if loses_axis:
+        parts = tuple(n.call("squeeze", part, axes=(axis,)) for part in parts)
+    if len(sizes) <= UNROLL_CHANGING or any(size is not sizes[0] for size in sizes):
+        return SequenceValue(parts)
+    apart = x if loses_axis else n.call("reshape", x, shape=(*x.shape[:axis], len(sizes), sizes[0], *x.shape[axis + 1 :]))
+    return SequenceValue(parts, stack=_to_front(n, apart, axis))
+
+
+def _loses_axis(n: NodeContext) -> bool:
+    """Whether parts are without the axis along which they were split. ONNX says that this is asked for by leaving out how large they are;
+    PyTorch exports `unbind` as parts of 1, and onnxruntime takes that for the same."""
+    if n.attr("keepdims", 1):
+        return False
+    return n.optional(1) is None or (n.value(1).rank == 0 and n.ints(1, "split") == [1])
 
 
 def _split_stored(n: NodeContext, x: ModelValue, axis: int) -> StoredSequence:
@@ -193,31 +209,33 @@ def _split_stored(n: NodeContext, x: ModelValue, axis: int) -> StoredSequence:
     size, dim = const(1 if asked is None else asked[0]), x.shape[axis]
     if size.value <= 0:
         raise ShapeError(f"SplitToSequence: parts of {size}, which must be positive")
+    if size.value == 1:
+        parts = _to_front(n, x, axis)
+        return parts_of(n, parts if _loses_axis(n) else n.call("unsqueeze", parts, axes=(axis + 1,)))
     elements = _part_by_part(n, x, axis, int(size))
     count = ceildiv(dim, size)
     left = n.call("range", start=dim, size=count, step=-size)
     rest: list[ModelValue | None] = [size_value(other) for other in x.shape]
     rest[axis] = n.call("minimum", left, n.const(size.value, i64))
-    if asked is None and not n.attr("keepdims", 1):
-        del rest[axis]
     columns = [n.call("expand", n.call("reshape", each, shape=(each.type.num_elements, 1)), shape=(count, 1)) for each in rest]
-    shapes = n.call("concat", *columns, axis=1) if columns else n.call("full", value=0, dtype=i64, shape=(count, 0))
+    shapes = n.call("concat", *columns, axis=1)
     return StoredSequence(n.call("reshape", elements, shape=(x.type.num_elements,)), shapes)
 
 
 def _part_by_part(n: NodeContext, x: ModelValue, axis: int, size: int) -> ModelValue:
     """The elements of parts of `size` along an axis, all of one part before those of the next."""
-    def to_front(value: ModelValue) -> ModelValue:
-        return n.call("transpose", value, perm=(axis, *(k for k in range(value.rank) if k != axis)))
-
-    if not axis or size == 1:
-        return to_front(x)
+    if not axis:
+        return x
     before, dim, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     count = floordiv(dim, size)
     whole = n.part(x, axis, 0, count * size)
-    apart = to_front(n.call("reshape", whole, shape=(*before, count, size, *behind)))
+    apart = _to_front(n, n.call("reshape", whole, shape=(*before, count, size, *behind)), axis)
     parts = (apart, n.part(x, axis, count * size, dim - count * size))
     return n.call("concat", *(n.call("reshape", part, shape=(part.type.num_elements,)) for part in parts), axis=0)
+
+
+def _to_front(n: NodeContext, value: ModelValue, axis: int) -> ModelValue:
+    return n.call("transpose", value, perm=(axis, *(k for k in range(value.rank) if k != axis)))
 
 
 def _split_sizes(n: NodeContext, x: ModelValue, axis: int) -> list[Expr]:

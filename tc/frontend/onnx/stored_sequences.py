@@ -17,6 +17,7 @@ from tc.frontend.onnx.node_context import Calls
 from tc.frontend.onnx.size_elements import make_elements
 from tc.frontend.onnx.values import AnyValue, ModelValue, SequenceValue, StoredSequence, constant_value, elements_value
 from tc.frontend.signature import PACKED_NAMES
+from tc.ir.arith import prove
 from tc.ir.dtype import DType, i64
 from tc.ir.expr import Expr, as_expr, const, equal
 from tc.ops.registry import Requirement
@@ -42,12 +43,38 @@ def stored(c: Calls, sequence: AnyValue | None, rank: int, dtype: DType) -> Stor
     match sequence:
         case StoredSequence() if (sequence.rank, sequence.elements.dtype) == (rank, dtype):
             return sequence
+        case SequenceValue(stack=ModelValue() as stack) if (stack.rank - 1, stack.dtype) == (rank, dtype):
+            return parts_of(c, stack)
         case SequenceValue(items=items) if all((item.rank, item.dtype) == (rank, dtype) for item in items):
             rows = [dim for item in items for dim in item.shape]
             shapes = elements_value(make_elements(rows, (len(items), rank)), i64)
             empty = constant_value(np.empty(0, dtype.numpy))
             return StoredSequence(_joined(c, [_flat(c, item) for item in items]) if items else empty, shapes)
     raise UnsupportedError(f"a sequence that has to be of {dtype} tensors of rank {rank}, and is not", code="TC1017")
+
+
+def parts_of(c: Calls, stack: ModelValue) -> StoredSequence:
+    """The sequence of the parts along the first axis."""
+    length, *dims = stack.shape
+    row = elements_value(make_elements(dims, (1, len(dims))), i64)
+    return StoredSequence(_flat(c, stack), c.call("expand", row, shape=(length, len(dims))), tuple(dims))
+
+
+def followed_by(c: Calls, sequence: AnyValue | None, others: StoredSequence) -> StoredSequence:
+    """A sequence with the items of another one behind its own. UnsupportedError where theirs are not of one dtype and rank."""
+    if isinstance(sequence, SequenceValue) and not sequence.items:
+        return others
+    first = stored(c, sequence, others.rank, others.elements.dtype)
+    ends = [first.dims] if isinstance(sequence, StoredSequence) else [item.shape for item in sequence.items]  # type: ignore[union-attr]
+    dims = others.dims if all(are_same(c, end, others.dims) for end in ends) else None
+    return StoredSequence(_joined(c, [first.elements, others.elements]), _joined(c, [first.shapes, others.shapes]), dims)
+
+
+def are_same(c: Calls, dims: Sequence[Expr] | None, others: Sequence[Expr] | None) -> bool:
+    """Whether two shapes of one rank are known, and known to be the same."""
+    if dims is None or others is None:
+        return False
+    return all(prove(equal(a, b), c.facts) is True for a, b in zip(dims, others, strict=True))
 
 
 Form = Union[None, tuple[int, DType], SequenceValue]
@@ -129,6 +156,8 @@ def from_packed(c: Calls, tensors: Sequence[ModelValue], rank: int, what: str) -
 
 def item(c: Calls, sequence: StoredSequence, position: ModelValue) -> ModelValue:
     """The item at a position, which is checked when the model runs; one below 0 counts from the end."""
+    if sequence.dims is not None:
+        return c.call("gather", stacked(c, sequence, sequence.dims, 0), c.call("reshape", position, shape=()), axis=0)
     place = _place(c, position, sequence.length)
     first, size = _extent(c, sequence, place)
     row = c.call("reshape", _rows(c, sequence.shapes, place, const(1)), shape=(sequence.rank,))
@@ -137,8 +166,12 @@ def item(c: Calls, sequence: StoredSequence, position: ModelValue) -> ModelValue
 
 def common_dims(c: Calls, sequence: StoredSequence, but: int | None = None) -> tuple[Expr, ...]:
     """The dims of the items, which must be the same in all, but for one axis; checked when the model runs."""
+    has_items = sequence.length >= 1
+    if prove(has_items, c.facts) is not True:
+        c.graph.builder.require(Requirement(has_items, f"{c.label}: the sequence is empty"))
+    if sequence.dims is not None:
+        return sequence.dims
     least, most = limits(c, sequence)
-    c.graph.builder.require(Requirement(sequence.length >= 1, f"{c.label}: the sequence is empty"))
     low, high = _dims(c, least, "least"), _dims(c, most, "most")  # the dims of the result last: what it requires is checked behind this
     for axis, ends in enumerate(zip(low, high, strict=True)):
         if axis != but:
@@ -154,6 +187,8 @@ def limits(c: Calls, sequence: StoredSequence) -> tuple[ModelValue, ModelValue]:
 
 def total(c: Calls, sequence: StoredSequence, axis: int) -> Expr:
     """The sum of the dims of all items along an axis."""
+    if sequence.dims is not None:
+        return sequence.length * sequence.dims[axis]
     sums = c.call("sum", sequence.shapes, axes=(0,), keepdims=False)
     return _dims(c, c.call("slice", sums, starts=(axis,), sizes=(1,), steps=(1,)), "size")[0]
 

@@ -61,18 +61,23 @@ class PackedValue:
 
 @dataclass(frozen=True, eq=False)
 class SequenceValue:
-    """An ONNX sequence of known length; it exists at import only."""
+    """An ONNX sequence of known length; it exists at import only. `stack`: what has the items along its first axis, if something does."""
 
     items: tuple[ModelValue, ...]
     dtype: DType | None = None
+    stack: ModelValue | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class StoredSequence:
-    """An ONNX sequence whose length data decide: the `elements` of its items, one after the other, and their `shapes` [length, rank]."""
+    """An ONNX sequence whose length data decide: the `elements` of its items, one after the other, and their `shapes` [length, rank].
+
+    `dims` are those of every item, where they are known to be alike.
+    """
 
     elements: ModelValue
     shapes: ModelValue
+    dims: tuple[Expr, ...] | None = None
 
     @property
     def length(self) -> Expr:
