@@ -361,9 +361,9 @@ def _results(module: IRModule, inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def test_random_networks_do_run_on_blocks() -> None:
-    found = [blocked_ops(net.finish(list(net.shapes)[-1])) for net in map(random_net, range(12))]
+    found = [blocked_ops(net.finish(list(net.shapes)[-1])) for net in map(random_net, range(15))]
 
-    assert sum("conv_blocked" in ops for ops in found) >= 8
+    assert sum("conv_blocked" in ops for ops in found) >= 10
     assert any("block" in ops for ops in found) and any("unblock" in ops for ops in found)
 
 
@@ -678,3 +678,28 @@ def test_blocks_are_rows_of_boxes_where_most_channels_fill_them(arch: str, chann
 
     calls = [binding.value for binding in found.functions[0].bindings if isinstance(binding.value, Call)]
     assert [dict(call.attrs)["in_block"] for call in calls if call.op == "conv_blocked"] == [block, block]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "channels", "width", "is_blocked"),
+    [
+        (8, 32, 64, False),
+        (20, 12, 64, False),
+        (6, 128, "w", False),
+        (12, 16, "w", False),
+        (64, 64, 56, True),
+        (32, 32, "w", True),
+        (128, 12, 10, True),
+    ],
+)
+def test_outputs_that_leave_lanes_empty_stay_as_they_are(outputs: int, channels: int, width: int | str, is_blocked: bool) -> None:
+    weights = numpy_helper.from_array(np.zeros((outputs, channels, 3, 3), np.float32), "w")
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, 64, width])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(helper.make_graph([conv], "g", [x], [y], [weights]), opset_imports=[helper.make_opsetid("", 17)])
+    module = run_pipeline(import_model(model).module, SIMPLIFY)
+
+    after = convert_layout(module, block=16)
+
+    assert ("conv_blocked" in print_ir(after)) == is_blocked

@@ -20,7 +20,7 @@ from typing import Any
 from tc.cost.rates import USUAL_TARGET, kernel_rates
 from tc.cost.typical import typical
 from tc.ir.arith import Facts
-from tc.ir.dtype import DType, bf16, i8, i16, u8
+from tc.ir.dtype import DType, bf16, f32, i8, i16, u8
 from tc.ir.expr import Const, is_const
 from tc.ir.graph import (
     Atom,
@@ -173,6 +173,11 @@ POINTWISE_TILE = 4
 STRIDED, FAR, SYMBOLIC = 0.35, 0.1, 0.5
 """What is left of the rate of plain depthwise convolutions where neighbours in the result are a few elements apart in the image, where
 they are so far apart that they are gathered, and where the image's size is symbolic."""
+
+
+DENSE_WINDOWS, STRIDED_WINDOWS, LEAST_OF_ROWS = 2.25, 0.87, 0.6
+"""How much faster plain convolutions of f32 in one group are than others, where rows of the result fill vectors; what is left of that
+where neighbours are apart in the image, and for rows of less than a vector. On Zen 4 that is nine tenths of the rate on blocks."""
 
 
 @graph_pass
@@ -545,8 +550,8 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
         return seconds_of_rows(call, form, result, block, rates.tiles, rates.moves, facts)
     if form is not None and rates.tiles is not None and {Form.CHANNELS, Form.GROUPED} <= {*form.operands} and not is_depthwise:
         return seconds_on_tiles(call, form, result, block, rates.tiles, facts)
-    if form is not None and Form.WEIGHTS in form.operands and _is_too_wide_for_winograd(call, weights.type, block, rates):
-        waste *= WINOGRAD_SPEEDUP
+    if form is not None and Form.WEIGHTS in form.operands and _takes_winograd(call, weights.type, block):
+        flops /= WINOGRAD_SPEEDUP
     if form is not None:
         grouped = rates.bytes_blocked if call.op == "conv_integer" else rates.halves_blocked
         return flops / (rates.blocked_depthwise if is_depthwise else grouped if Form.GROUPED in form.operands else rates.blocked)
@@ -559,15 +564,14 @@ def _work_seconds(binding: Binding, form: BlockedForm | None, block: int, rates:
     pixels, tile = math.prod(typical(dim, facts) for dim in result.shape[2:]), POINTWISE_TILE * block
     if multiplies_pixels(call, weights.type) and is_static and pixels >= tile and _has_wide_groups(call, weights.type, block, facts):
         return flops * (-(-pixels // tile) * tile / pixels) / rates.plain_pointwise
-    return flops / rates.plain
+    is_dense = result.dtype is f32 and full_attrs(call).groups == 1 and not rates.only_halves
+    return flops / (rates.plain * (_window_efficiency(call, result, block, facts) if is_dense else 1.0))
 
 
-def _is_too_wide_for_winograd(call: Call, weights: TensorType, block: int, rates: Rates) -> bool:
-    """Whether a convolution of f32 has the two blocks of channels and outputs that Winograd's method needs in vectors, but not in these."""
+def _takes_winograd(call: Call, weights: TensorType, block: int) -> bool:
+    """Whether a convolution has the two blocks of channels and outputs that Winograd's method needs."""
     shape = weights.static_shape
-    if rates.tiles is None or shape is None or not has_fitting_window(shape[2:], full_attrs(call)):
-        return False
-    return rates.tiles.lanes(32) < min(shape[:2]) <= block
+    return shape is not None and has_fitting_window(shape[2:], full_attrs(call)) and min(shape[:2]) > block
 
 
 def _has_wide_groups(call: Call, weights: TensorType, block: int, facts: Facts) -> bool:
@@ -599,6 +603,15 @@ def _depthwise_efficiency(call: Call, result: TensorType, block: int, is_static:
     stride = (full_attrs(call).strides or (1,))[-1]
     strided = 1.0 if stride == 1 else STRIDED if stride <= MOST_SHUFFLED_STRIDE else FAR
     return width / (-(-width // block) * block) * strided * (1.0 if is_static else SYMBOLIC)
+
+
+def _window_efficiency(call: Call, result: TensorType, block: int, facts: Facts) -> float:
+    """Of a plain convolution of f32, whose vectors are neighbours of a row, over others: of a symbolic number of them half a vector is left
+    over."""
+    width = max(typical(result.shape[-1], facts), 1)
+    vectors = -(-width // block) if is_const(result.shape[-1]) else width / block + 0.5
+    stride = (full_attrs(call).strides or (1,))[-1]
+    return DENSE_WINDOWS * max(width / (vectors * block), LEAST_OF_ROWS) * (1.0 if stride == 1 else STRIDED_WINDOWS)
 
 
 def _elements(type_: TensorType, facts: Facts) -> float:

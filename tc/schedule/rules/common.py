@@ -23,6 +23,9 @@ MOST_VECTORS = 8
 """Vectors of its widest type in which an elementwise block of narrower ones may compute at once, of 32 registers. A function or a division
 needs several for each, but one whose steps all wait for the one before needs few, and lets the next vector fill the time."""
 
+TASKS_OF_CORE = 8
+"""Tasks for a core that are enough: one more for one of them is little."""
+
 TASK_ELEMENTS = 16384
 """Elements that one parallel task should at least touch: about 5 us of streaming, several times a fork and join."""
 

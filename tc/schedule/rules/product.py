@@ -13,6 +13,7 @@ from tc.ir.types import product as product_of_dims
 from tc.ir.x86_intrinsics import spread_name
 from tc.schedule.analysis import BlockInfo, Contraction
 from tc.schedule.rules.common import (
+    TASKS_OF_CORE,
     buffer_bytes,
     divisors,
     extent_value,
@@ -301,10 +302,13 @@ def _by_columns(schedule: Schedule, product: TiledProduct, operands: Operands, t
     """Tiles of columns around rows; around few of them, where these share what is copied of the lhs."""
     shared, others = _shared(product), [loop for loop in _others(product) if loop not in product.roles.batch]
     columns, together = _cut_columns_together(schedule, product, operands, tiles.columns)
-    rows = [*others, *tiles.bands, *tiles.band_rows, *tiles.rows]
+    parallel = [*shared, columns]
+    if not operands.rhs and _num_tasks(schedule, product, parallel) < TASKS_OF_CORE * product.target.cores:
+        parallel += [loop for loop in others if loop in product.roles.columns]  # as rows of an image
+    rows = [*(loop for loop in others if loop not in parallel), *tiles.bands, *tiles.band_rows, *tiles.rows]
     return TileNest(
-        outer=[*shared, columns, *rows, *together],
-        parallel=[*shared, columns],
+        outer=[*parallel, *rows, *together],
+        parallel=parallel,
         lhs_place=next(reversed(tiles.bands if tiles.is_banded else [*tiles.bands, *tiles.rows]), None),
         rhs_place=None if operands.rhs_is_apart else columns,
         tiles_together=bool(together),

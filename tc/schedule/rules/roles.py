@@ -21,7 +21,8 @@ class Roles:
 
     rows: choose elements of the lhs only, outermost first. blocks: counts vectors of columns, where the layout has such an
     axis (`vectors_divide`: how many of them share a group). lane: the last axis. others: the rest (batch, groups), of which
-    those of `batch` choose elements of both operands; `samples` chooses the lhs's first index, be it one of them or of the rows.
+    those of `batch` choose elements of both operands, those of `columns` of the rhs only; `samples` chooses the lhs's first index, be it
+    one of them or of the rows.
     `is_part`: the innermost loop over rows and others make one axis of the result, so tiles must not run over the end of the loop.
     """
 
@@ -31,6 +32,7 @@ class Roles:
     lane: str
     others: list[str]
     batch: frozenset[str] = frozenset()
+    columns: frozenset[str] = frozenset()
     samples: str | None = None
     is_part: bool = False
 
@@ -85,7 +87,8 @@ def roles_of(schedule: Schedule, contraction: Contraction, final: str, lanes: in
     lead = contraction.lhs.indices
     samples = loop_of.get(lead[0]) if len(lead) > 2 and isinstance(lead[0], Var) else None
     batch = frozenset(loop for axis, loop in loop_of.items() if axis in contraction.batch)
-    return Roles(rows, blocks, divide, lane, others, batch, samples, bool(rows) and _is_part(schedule, final, rows[-1]))
+    columns = frozenset(loop for axis, loop in loop_of.items() if axis in contraction.columns and loop in others)
+    return Roles(rows, blocks, divide, lane, others, batch, columns, samples, bool(rows) and _is_part(schedule, final, rows[-1]))
 
 
 def _is_part(schedule: Schedule, final: str, loop: str) -> bool:

@@ -17,7 +17,15 @@ from tc.ir.dtype import DType, bf16
 from tc.ir.expr import Const, Var, const
 from tc.ir.x86_intrinsics import TILE_OPERANDS, TILE_ROWS, TileShape, tile_dot_name, tile_zero_name
 from tc.schedule.analysis import Contraction
-from tc.schedule.rules.common import buffer_bytes, divisors, extent_value, known_product, set_parallel, stream_lanes
+from tc.schedule.rules.common import (
+    TASKS_OF_CORE,
+    buffer_bytes,
+    divisors,
+    extent_value,
+    known_product,
+    set_parallel,
+    stream_lanes,
+)
 from tc.schedule.rules.epilogue import block_info, contraction_of, driving_loops, result_lanes
 from tc.schedule.rules.matrix_tiles import TILE_BYTES
 from tc.schedule.rules.operands import (
@@ -60,9 +68,6 @@ COPIED_PER_CYCLE = 16
 
 TILES_IN_ORDER = 8
 """So many tiles follow each other in a task, if others are tasks enough: of the first and the last, half is done alone."""
-
-TASKS_OF_CORE = 8
-"""Tasks for a core that are enough: one more for one of them is little."""
 
 
 @dataclass(frozen=True)
