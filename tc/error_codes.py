@@ -489,8 +489,8 @@ _COMPILE = (
         "LoweringError",
         "a graph that has no loops",
         "A function of the graph cannot be written as loops.",
-        ("an operator without tensor expressions in a function of its own",),
-        ("give the operator a compute function (tc.op)",),
+        ("an operator without tensor expressions in a function of its own", "a graph that is fused already, as tc.lower shows it"),
+        ("give the operator a compute function (tc.op)", "compile the model, or its graph from before"),
         "det has no loop definition",
     ),
     ErrorCode(

@@ -19,7 +19,7 @@ def import_operators(name: str) -> None:
             importlib.import_module(name)
     except TcError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise UsageError(f"--operators {name}: {type(error).__name__}: {error}") from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from tc.errors import UserError, check_word
+from tc.errors import LoweringError, UserError, check_word
 from tc.frontend.dims import Dim
 from tc.frontend.imported import Imported
 from tc.frontend.onnx import load_model
@@ -47,6 +47,9 @@ def import_model(
     check_model(model)
     if isinstance(model, IRModule):
         verify(model)
+        kernel = next((func.name for func in model.graph_functions if dict(func.attrs).get("primitive")), None)
+        if kernel is not None:
+            raise LoweringError(f"{kernel} is a kernel of a graph that is fused already; interpret it, or compile the graph from before")
         functions = (check_indices(func) if isinstance(func, PrimFunc) else func for func in model.functions)
         return Imported(restate(replace(model, functions=tuple(functions))), (), ())
     return load_model(model, dims=dims, on_unsupported=on_unsupported, assume_equal=assume_equal, overridden=overridden)

@@ -71,12 +71,22 @@ class GraphParser(ExprParser):
                 case ("attrs", call), _:
                     attrs = self._attrs(call.keywords)
                 case _, ast.FunctionDef():
-                    self.functions[stmt.name] = self.function(stmt)
+                    self.functions[stmt.name] = self._nested(stmt)
                 case _, ast.Return(value=value):
                     results = self._results(value)
                 case _:
                     bindings.append(self._binding(stmt))
         return Function(name, tuple(params), tuple(bindings), results, tuple(facts), attrs)
+
+    def _nested(self, node: ast.FunctionDef) -> Function:
+        """A function inside of another one, as in Python: what it defines, but for dims, is known in it alone."""
+        functions, names = self.functions, self.names
+        self.functions, self.names = dict(functions), dict(names)
+        try:
+            return self.function(node)
+        finally:
+            dims = {name: found for name, found in self.names.items() if isinstance(found, Var)}
+            self.functions, self.names = functions, {**dims, **names}
 
     def _bind(self, name: str, type_: Type, span: Span | None = None) -> TensorVar:
         var = TensorVar(name, type_, span=span)

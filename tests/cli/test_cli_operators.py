@@ -55,5 +55,8 @@ def test_a_file_that_fails_is_named(model: Path, capsys: pytest.CaptureFixture[s
 
     assert main(["inspect", str(model), "--operators", str(model.parent / "ops_that_fail.py")]) == 1
     assert "ops_that_fail.py: ZeroDivisionError" in capsys.readouterr().err
+    (model.parent / "ops_that_leave.py").write_text("raise SystemExit(3)\n")
+    assert main(["inspect", str(model), "--operators", str(model.parent / "ops_that_leave.py")]) == 1
+    assert "ops_that_leave.py: SystemExit: 3" in capsys.readouterr().err
     assert main(["inspect", str(model), "--operators", str(model.parent / "no_such.py")]) == 1
     assert main(["inspect", str(model), "--operators", "no_such_module_at_all"]) == 1

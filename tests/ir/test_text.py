@@ -8,12 +8,15 @@ import re
 import numpy as np
 import pytest
 
+import tc
 from tc.compiler import run_stages
 from tc.demo import MODEL_PATH
-from tc.errors import ParseError
+from tc.errors import LoweringError, ParseError
 from tc.frontend.registry import import_model
-from tc.ir.dtype import f32, from_numpy, i64
+from tc.interp import run_function
+from tc.ir.dtype import bool_, f32, from_numpy, i64
 from tc.ir.expr import Var
+from tc.ir.graph import Atom, Function, If
 from tc.ir.module import IRModule
 from tc.ir.parser import parse_module
 from tc.ir.printer import print_ir
@@ -90,6 +93,66 @@ def test_a_kernel_of_nothing_round_trips() -> None:
     module = IRModule((b.function("main", (b.call("full", shape=(n,), value=1.0, dtype=f32),)),))
 
     assert_round_trip(run_stages(module, native_target()).graph)
+
+
+NESTED = """
+@graph
+def main(x: f32[n], c: bool[()], d: bool[()]):
+    def then_branch():
+        p: f32[n] = neg(x)
+        return p
+    def else_branch():
+        def then_branch():
+            p: f32[n] = exp(x)
+            return p
+        def else_branch():
+            p: f32[n] = abs(x)
+            return p
+        v: f32[n] = cond(d, then_branch, else_branch)
+        return v
+    y: f32[n] = cond(c, then_branch, else_branch)
+    z: f32[n] = cond(d, then_branch, else_branch)
+    return y, z
+"""
+
+
+def test_a_name_means_what_the_function_around_it_says() -> None:
+    # The branches of an inner `If` took the place of an outer one's of the same name.
+    module = parse_module(NESTED)
+    x = np.array([1, -2], np.float32)
+
+    for c in (True, False):
+        for d in (True, False):
+            y, z = run_function(module, "main", [x, np.array(c), np.array(d)])
+            np.testing.assert_allclose(y, -x if c else np.exp(x) if d else np.abs(x), rtol=1e-6)
+            np.testing.assert_allclose(z, -x if d else np.abs(x), rtol=1e-6)
+
+
+def test_nested_branches_round_trip() -> None:
+    b = GraphBuilder()
+    x, c = b.param("x", TensorType((Var("n", i64),), f32)), b.param("c", TensorType((), bool_))
+
+    def branch(name: str, op: str, depth: int) -> Function:
+        inner = GraphBuilder()
+        made: Atom = inner.call(op, x)
+        if depth:
+            value = If(c, branch("then_branch", "exp", depth - 1), branch("else_branch", "abs", depth - 1))
+            (made,) = inner.bind(value, [x.type], ["made"])
+        return inner.function(name, (made,))
+
+    (y,) = b.bind(If(c, branch("then_branch", "neg", 2), branch("else_branch", "neg", 2)), [x.type], ["y"])
+
+    assert_round_trip(IRModule((b.function("main", (y,)),)))
+
+
+def test_a_fused_graph_is_not_compiled_again() -> None:
+    b = GraphBuilder()
+    x = b.param("x", TensorType((Var("n", i64),), f32))
+    module = IRModule((b.function("main", (b.call("exp", b.call("neg", x)),)),))
+    fused = parse_module(tc.lower(module, "graph").whole())
+
+    with pytest.raises(LoweringError, match="is a kernel of a graph that is fused already"):
+        tc.compile(fused)
 
 
 def test_names_of_nodes_survive_as_spans() -> None:

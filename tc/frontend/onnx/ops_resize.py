@@ -122,6 +122,8 @@ def _resized_by_tables(n: NodeContext, x: ModelValue, axes: Sequence[int], found
         return x
     if not dtype.is_float:
         low, high = int_range(dtype)
+        if attrs["antialias"]:  # sums of more than two elements are rounded to the nearest integer, others cut off, as in onnxruntime
+            x = n.call("round", x)
         x = n.call("clip", x, n.const(low, x.dtype), n.const(high, x.dtype))
     return n.call("cast", x, dtype=dtype)
 

@@ -19,6 +19,7 @@ from tc.ir.node import walk
 from tc.ir.uses import variables
 from tc.ir.x86_intrinsics import TILE_ROWS
 from tc.schedule.analysis import Contraction, as_contraction, block_infos, in_parts, is_stencil, sum_of_parts
+from tc.schedule.rules.bands import least_of_far, padded_row
 from tc.schedule.rules.common import depth_block, extent_value, lanes_for, works_in_place
 from tc.schedule.rules.epilogue import (
     block_info,
@@ -52,7 +53,7 @@ from tc.schedule.rules.product import (
 from tc.schedule.rules.roles import Roles, TiledProduct, roles_of
 from tc.schedule.rules.row_sums import schedule_row_sums
 from tc.schedule.rules.spatial import schedule_block
-from tc.schedule.rules.tile import is_at_most, lower_versions, split_off
+from tc.schedule.rules.tile import is_at_least, is_at_most, lower_versions, split_off
 from tc.schedule.rules.tiling import (
     FEW_ROWS,
     LOW_ROWS,
@@ -125,7 +126,13 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     others = frozenset[str]() if not few else _schedule_few_rows(schedule, few[name], few[final], frozenset(few.values()), target)
     contraction = contraction_of(schedule, name)
     if tiles is None:
-        _schedule_versions(schedule, contraction, name, final, target, dot, others)
+        near = _near_images_apart(schedule, name, final, target, others)
+        both = frozenset(near.values())
+        if near:
+            copy, rest = contraction_of(schedule, near[name]), frozenset(_blocks(schedule, both))
+            _schedule_versions(schedule, copy, near[name], near[final], target, dot, rest)
+            both = frozenset(_blocks(schedule, rest))
+        _schedule_versions(schedule, contraction_of(schedule, name), name, final, target, dot, others | both)
     else:
         _schedule_windows(schedule, name, final, tiles, target)
     if apart:
@@ -166,6 +173,17 @@ def _small_apart(schedule: Schedule, name: str, final: str, target: Target) -> d
         return {}
     both = [part for each in asked for part in each]
     return (asked and split_off(schedule, _blocks(schedule), lambda: schedule.specialize(*both))) or None  # type: ignore[arg-type]
+
+
+def _near_images_apart(schedule: Schedule, name: str, final: str, target: Target, apart: frozenset[str]) -> dict[str, str]:
+    """A version for images that stay in the second-level cache while they are padded, where their size is symbolic: its blocks by those of
+    the program, but for those `apart`. None where that is no question."""
+    contraction = contraction_of(schedule, name)
+    roles = roles_of(schedule, contraction, final, lanes_for(block_info(schedule, final), target))
+    row = padded_row(contraction, roles, operands_of(schedule, contraction))
+    least = [] if row is None else least_of_far(schedule, contraction, roles, row, target)
+    asked = [part for each in least if extent_value(schedule, each[0]) is None for part in each]
+    return split_off(schedule, _blocks(schedule, apart), lambda: schedule.specialize(*asked)) if asked else {}  # type: ignore[arg-type]
 
 
 def _schedule_few_rows(schedule: Schedule, name: str, final: str, blocks: frozenset[str], target: Target) -> frozenset[str]:
@@ -250,7 +268,8 @@ def _schedule_versions(
         tile = _choose(schedule, name, space)
     if not has_rows or tile.rows == 1:
         narrow = _narrow_version(schedule, _blocks(schedule, apart), name, final, space, tile, lanes) if space.has_narrow else None
-        product = TiledProduct(contraction, roles, tile, target, dot=dot, overlaps=narrow is not None)
+        is_wide = space.has_narrow and is_at_least(schedule, roles.lane, tile.columns)
+        product = TiledProduct(contraction, roles, tile, target, dot=dot, overlaps=narrow is not None or is_wide)
         schedule_product_tiles(schedule, product, operands_of(schedule, contraction))
         if narrow is not None:
             names, each = narrow

@@ -12,6 +12,7 @@ from tc.ir.loop import is_strict
 from tc.ir.types import product as product_of_dims
 from tc.ir.x86_intrinsics import spread_name
 from tc.schedule.analysis import BlockInfo, Contraction
+from tc.schedule.rules.bands import in_bands, in_bands_of_images, with_rows_of_image
 from tc.schedule.rules.common import (
     TASKS_OF_CORE,
     buffer_bytes,
@@ -24,7 +25,7 @@ from tc.schedule.rules.common import (
 from tc.schedule.rules.epilogue import block_info, driving_loops, result_lanes, total_of
 from tc.schedule.rules.operands import Dot, making_blocks, moves_apart, tile_product, words_along
 from tc.schedule.rules.padding import skip_padding
-from tc.schedule.rules.roles import TiledProduct
+from tc.schedule.rules.roles import NO_OPERANDS, Operands, TiledProduct, Tiles
 from tc.schedule.rules.spatial import schedule_before, schedule_block
 from tc.schedule.rules.tile import (
     cut,
@@ -35,6 +36,7 @@ from tc.schedule.rules.tile import (
     even_sizes,
     interleave_stores,
     is_peeled,
+    largest,
     peel,
     unroll,
     up_to_peeled,
@@ -57,12 +59,6 @@ LEAST_NEAR_DEPTH = 64
 COPIED_TILES = 4
 """Tiles of columns that share what is copied of the lhs for a tile of rows."""
 
-LEAST_BAND_ROWS = 3
-"""Bands are not made lower only to have enough of them: each pads a few rows of its own."""
-
-BAND_BYTES_OF_L2 = 0.4
-"""How much of the second-level cache the padded input of one band of rows may take."""
-
 ROWS_TOGETHER_OF_L2, COLUMNS_TOGETHER_OF_L2 = 0.4, 0.12
 """How much of the second-level cache rows may take that share tiles of columns, where neither all rows nor all columns fit; one tile of
 columns."""
@@ -73,45 +69,6 @@ LEAST_ROWS_TOGETHER = 12
 IMAGE_COLUMNS_OF_L2, LEAST_PIXELS_TOGETHER = 0.4, 4
 """The same for images in blocks of channels, in which each block of a sum lies far from the one before: read again for every tile of
 columns, images of 10 MB and more took half as long again (640 to 1,280 channels of 64 x 64 pixels)."""
-
-PACKED_BYTES_OF_L2 = 0.25
-"""The same for rows that are packed: they are read once for each tile of columns, which comes from behind that cache."""
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The blocks that make the lhs, those that make the rhs for all rows, and how.
-
-    `is_copied`: those of the lhs make no element twice, as padding for windows does. `rhs_is_apart`: all of the rhs is made before.
-    """
-
-    lhs: list[str]
-    rhs: list[str]
-    is_copied: bool
-    rhs_is_apart: bool = False
-
-    @property
-    def rhs_is_in_tiles(self) -> bool:
-        return bool(self.rhs) and not self.rhs_is_apart
-
-
-NO_OPERANDS = Operands([], [], False)
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The loops of the result: over rows of images, or bands of rows, and inside of these; over tiles of rows; and of columns.
-
-    `inner`: rows of the tile, then vectors, then lanes. `is_banded`: something is made of the lhs for each band.
-    """
-
-    bands: list[str]
-    band_rows: list[str]
-    rows: list[str]
-    columns: str
-    inner: list[str]
-    is_banded: bool = False
-
 
 @dataclass(frozen=True)
 class TileNest:
@@ -139,6 +96,7 @@ def operands_of(schedule: Schedule, contraction: Contraction) -> Operands:
 
 def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: Operands = NO_OPERANDS) -> None:
     """Schedule a contraction and the block that stores it, and what makes its operands."""
+    product = with_rows_of_image(schedule, product, operands)
     tiles, operands, lhs_name = _with_bands(schedule, product, operands)
     nest = _order(schedule, product, operands, tiles)
     schedule.compute_at(total_of(schedule, product.name), nest.outer[-1])
@@ -154,7 +112,7 @@ def schedule_product_tiles(schedule: Schedule, product: TiledProduct, operands: 
     around = [_parts_loop(schedule, product.name)] if is_on_tiles and product.contraction.parts else nest.outer
     for loop, instruction in instructions.items():
         schedule.tensorize(loop, instruction)
-    if not instructions and not is_strict(schedule.func):
+    if not instructions and not product.roles.images and not is_strict(schedule.func):  # of bands, few rows are padding
         skip_padding(schedule, total.contraction.info.name)
     if product.dot is not None and product.dot.grid is not None and product.around is None:
         pays = tile_product(product.contraction, product.dot.lhs).interleaving_pays(product.dot.grid, product.target)
@@ -177,7 +135,7 @@ def _cut_result(schedule: Schedule, product: TiledProduct) -> Tiles:
     s, tile, roles = schedule, product.tile, product.roles
     inner: list[str] = []
     rows: list[str] = []
-    images = roles.rows[-2:-1]
+    images = [*roles.images] or roles.rows[-2:-1]
     if roles.rows:
         rows, inner = _cut_tiles(s, product, roles.rows[-1], tile.rows)
     if images and tile.outer_rows > 1:
@@ -208,51 +166,19 @@ def _with_bands(schedule: Schedule, product: TiledProduct, operands: Operands) -
     """The result in tiles, and these in bands where something is made of the lhs for each; with the operands, and the buffer of the lhs."""
     tiles, lhs_name = _cut_result(schedule, product), product.contraction.lhs.buffer.name
     if operands.lhs and not operands.is_copied:
-        tiles = _in_bands_of_images(schedule, product, tiles)
+        tiles = in_bands_of_images(schedule, product, tiles)
     packed = _pack_lhs(schedule, product, tiles) if not operands.lhs and product.dot is None else None
     if packed is not None:
         block, lhs_name = packed
         operands = replace(operands, lhs=[block])
-        tiles = _in_bands(schedule, product, tiles)
+        tiles = in_bands(schedule, product, tiles)
     tasks = _num_tasks(schedule, product, [*_shared(product), tiles.columns])
     row_tasks = _num_tasks(schedule, product, [*_others(product), *tiles.bands, *tiles.rows])
     operands = replace(operands, rhs_is_apart=tasks < product.target.cores <= row_tasks)
     are_several = len(tiles.rows) == 1 and (extent_value(schedule, tiles.rows[0]) or 1) > 1
     if operands.is_copied and not operands.rhs_is_in_tiles and not tiles.bands and are_several:
-        tiles = _in_bands(schedule, product, tiles)
+        tiles = in_bands(schedule, product, tiles)
     return tiles, operands, lhs_name
-
-
-def _in_bands_of_images(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> Tiles:
-    """With padding: cut the rows of the image into bands whose padded input fits the cache."""
-    s, cores = schedule, product.target.cores
-    tiles = replace(tiles, is_banded=True)
-    rows = extent_value(s, tiles.bands[-1]) if tiles.bands else None
-    if rows is None or rows == 1 or is_peeled(s, tiles.bands[-1]):
-        return tiles
-    most = max(1, int(product.target.l2_bytes * BAND_BYTES_OF_L2) // max(1, product.lhs_bytes // rows))
-    heights = divisors(rows)
-    fitting = [height for height in heights if rows // height >= -(-rows // most)]
-    height = fitting[-1] if fitting else 1
-    if rows // height < cores and not _rhs_is_larger(product):  # bands are what runs in parallel
-        height = max((h for h in heights if rows // h >= cores and h >= LEAST_BAND_ROWS), default=height)
-    band = cut(s, tiles.bands[-1], s.choose(product.name, "band_rows", heights, height))
-    return replace(tiles, bands=[band.around], band_rows=[band.inside])
-
-
-def _in_bands(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> Tiles:
-    """Cut the loop over tiles of rows so that the packed rows of one band fit the cache."""
-    (loop,) = tiles.rows
-    found = extent_value(schedule, loop)
-    if found is None:
-        return replace(tiles, bands=[loop], rows=[], is_banded=True)
-    count = max(1, found - is_peeled(schedule, loop))  # whole tiles: one that is cut short is peeled, and a band of its own
-    tile_bytes = product.tile.rows * max(1, product.lhs_bytes // max(1, count * product.tile.rows))
-    most = max(1, min(int(product.target.l2_bytes * PACKED_BYTES_OF_L2) // tile_bytes, count // product.target.cores))
-    sizes = even_sizes(count)
-    size = schedule.choose(product.name, "band_tiles", sizes, max(size for size in sizes if size <= most))
-    band = cut_tiles(schedule, loop, size)
-    return replace(tiles, bands=[band.around], rows=[band.inside], is_banded=True)
 
 
 def _pack_lhs(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> tuple[str, str] | None:
@@ -375,19 +301,15 @@ def _cut_row_tiles(schedule: Schedule, product: TiledProduct, tiles: Tiles, apar
         return rows, []
     most = 1 if apart else _row_tiles_together(schedule, product, tiles)
     sizes = divisors(whole)
-    if whole < count or 2 * _largest(sizes, most) <= most:  # some rows have code of their own already, or had better have
+    if whole < count or 2 * largest(sizes, most) <= most:  # some rows have code of their own already, or had better have
         sizes = even_sizes(whole)
-    size = schedule.choose(product.name, "rows_together", sizes, _largest(sizes, most))
+    size = schedule.choose(product.name, "rows_together", sizes, largest(sizes, most))
     if size > 1:
         made = cut_tiles(schedule, rows[0], size)
         return [made.around], [made.inside]
     if apart:  # columns in blocks around all rows: each block is read once for all of them
         return [], rows
     return rows, []
-
-
-def _largest(sizes: list[int], most: int) -> int:
-    return max(size for size in sizes if size <= most)
 
 
 def _row_tiles_together(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> int:
@@ -413,6 +335,8 @@ def _prefers_columns(schedule: Schedule, product: TiledProduct, operands: Operan
     Where the result's rows run across column tiles, a small rhs, which stays in the cache anyway, does not break them up.
     """
     cores = product.target.cores
+    if product.roles.images:
+        return False
     column_tasks = _num_tasks(schedule, product, [*_shared(product), tiles.columns])
     rows = [] if tiles.is_banded else tiles.rows
     row_tasks = _num_tasks(schedule, product, [*_others(product), *tiles.bands, *rows])
@@ -424,7 +348,7 @@ def _prefers_columns(schedule: Schedule, product: TiledProduct, operands: Operan
         return False
     is_wide = product.roles.blocks is not None and product.tile.vectors == NEAR_VECTORS and not tiles.is_banded
     stays = is_wide and rhs_stays_near(product.contraction, product.tile.columns, product.target)
-    return stays or _rhs_is_larger(product) or (not tiles.is_banded and _reads_less_by_columns(schedule, product, tiles))
+    return stays or product.rhs_is_larger or (not tiles.is_banded and _reads_less_by_columns(schedule, product, tiles))
 
 
 def _reads_less_by_columns(schedule: Schedule, product: TiledProduct, tiles: Tiles) -> bool:
@@ -438,11 +362,6 @@ def _reads_less_by_columns(schedule: Schedule, product: TiledProduct, tiles: Til
     column_tiles = known_product(schedule, [tiles.columns], 8)
     row_tiles = -(-row_tiles // _row_tiles_together(schedule, product, tiles))
     return rhs > near and (0 if lhs <= near else column_tiles * lhs) < row_tiles * rhs
-
-
-def _rhs_is_larger(product: TiledProduct) -> bool:
-    is_far = product.roles.blocks is not None or product.rhs_bytes > product.target.l2_bytes // 8
-    return product.rhs_bytes > product.lhs_bytes and is_far
 
 
 # -- tasks

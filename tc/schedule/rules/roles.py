@@ -24,6 +24,7 @@ class Roles:
     those of `batch` choose elements of both operands, those of `columns` of the rhs only; `samples` chooses the lhs's first index, be it
     one of them or of the rows.
     `is_part`: the innermost loop over rows and others make one axis of the result, so tiles must not run over the end of the loop.
+    `images`: rows of an image that is the rhs, none of the others where it is padded in bands.
     """
 
     rows: list[str]
@@ -35,6 +36,7 @@ class Roles:
     columns: frozenset[str] = frozenset()
     samples: str | None = None
     is_part: bool = False
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,47 @@ class TiledProduct:
     @property
     def rhs_bytes(self) -> int:
         return buffer_bytes(self.contraction.rhs.buffer)
+
+    @property
+    def rhs_is_larger(self) -> bool:
+        """Whether the rhs takes more than the lhs, and does not stay near anyway."""
+        is_far = self.roles.blocks is not None or self.rhs_bytes > self.target.l2_bytes // 8
+        return self.rhs_bytes > self.lhs_bytes and is_far
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The blocks that make the lhs, those that make the rhs for all rows, and how.
+
+    `is_copied`: those of the lhs make no element twice, as padding for windows does. `rhs_is_apart`: all of the rhs is made before.
+    """
+
+    lhs: list[str]
+    rhs: list[str]
+    is_copied: bool
+    rhs_is_apart: bool = False
+
+    @property
+    def rhs_is_in_tiles(self) -> bool:
+        return bool(self.rhs) and not self.rhs_is_apart
+
+
+NO_OPERANDS = Operands([], [], False)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The loops of the result: over rows of images, or bands of rows, and inside of these; over tiles of rows; and of columns.
+
+    `inner`: rows of the tile, then vectors, then lanes. `is_banded`: something is made of the lhs for each band.
+    """
+
+    bands: list[str]
+    band_rows: list[str]
+    rows: list[str]
+    columns: str
+    inner: list[str]
+    is_banded: bool = False
 
 
 def roles_of(schedule: Schedule, contraction: Contraction, final: str, lanes: int, around: str | None = None) -> Roles:

@@ -99,6 +99,11 @@ def even_sizes(count: int) -> list[int]:
     return sorted({-(-count // parts) for parts in range(1, count + 1)})
 
 
+def largest(sizes: Iterable[int], most: int) -> int:
+    """The largest of these sizes that is not more than `most`."""
+    return max(size for size in sizes if size <= most)
+
+
 # -- vectors
 
 
@@ -238,6 +243,12 @@ def is_at_most(schedule: Schedule, loop: str, size: int) -> bool:
     """Whether it is known that a loop has no more than `size` iterations."""
     place = find_loop(schedule.func, loop)
     return prove(place.loop.extent <= size, facts_at(schedule.func, place)) is True
+
+
+def is_at_least(schedule: Schedule, loop: str, size: int) -> bool:
+    """Whether it is known that a loop has `size` iterations or more."""
+    place = find_loop(schedule.func, loop)
+    return prove(place.loop.extent >= size, facts_at(schedule.func, place)) is True
 
 
 def lower_versions(
