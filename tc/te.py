@@ -284,7 +284,9 @@ def reduce_many(
     values = made if isinstance(made, tuple) else (made,)
     labels = [*names, *(f"{names[0]}_state{k}" for k in range(len(names), len(values)))]
     buffers = tuple(Buffer(label, dims, value.dtype) for label, value in zip(labels, values, strict=True))
-    rule = MONOIDS[monoid]
+    rule = MONOIDS.get(monoid)
+    if rule is None:
+        raise ValueError(f"{names[0]}: no reduction {monoid!r}; there are: {', '.join(MONOIDS)}")
     if monoid in ("all", "any") and any(not value.dtype.is_bool for value in values):
         raise TypeError(f"{names[0]}: {monoid} is of bools, not of {', '.join(str(value.dtype) for value in values)}")
     state = tuple(Load(buffer, axes) for buffer in buffers)

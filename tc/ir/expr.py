@@ -87,7 +87,7 @@ class Expr(Node, metaclass=Interned):
     def __bool__(self) -> bool:
         if isinstance(self, Const):
             return bool(self.value)
-        raise TypeError(f"the truth of {self!r} is not known before the program runs; use arith.prove")
+        raise TypeError(f"the truth of {self!r} is not known before the program runs; choose by select(), or ask arith.prove")
 
     def __index__(self) -> int:
         if isinstance(self, Const) and isinstance(self.value, int):

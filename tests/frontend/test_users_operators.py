@@ -717,6 +717,8 @@ def test_python_is_refused_where_it_is_not_wanted() -> None:
         (lambda x: te.compute(x.shape, lambda i, j: x[i, j] * cast(Var("k", i64), f32), "s"), "s depends on k, neither an axis"),
         (lambda x: te.compute(x.shape, lambda i, j: cast(te.call("exp", i), f32), "s"), "exp is of floats, not of i64"),
         (lambda x: te.reduce("all", x.shape[:1], x.shape[1:], lambda i, k: x[i, k], "s"), "all is of bools, not of f32"),
+        (lambda x: te.reduce("avg", x.shape[:1], x.shape[1:], lambda i, k: x[i, k], "s"), "s: no reduction 'avg'; there are: sum, "),
+        (lambda x: te.compute(x.shape, lambda i, j: x[i, j] if x[i, j] > 0 else -x[i, j], "s"), r"choose by select\(\)"),
     ],
 )
 def test_mistakes_in_tensor_expressions_are_said(compute: Any, words: str) -> None:
