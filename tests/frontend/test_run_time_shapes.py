@@ -367,10 +367,10 @@ def test_sizes_of_strided_convolutions_are_dims_though_an_image_may_be_empty(ker
 
     compiled = compare(strided(kernel, pad, levels), shapes, rng)
 
-    kernels = [kernel for kernel in compiled.report().kernels if set(kernel.name.split("_")) != {"block"}]
+    kernels = [kernel for kernel in compiled.report().kernels if not set(kernel.name.split("_")) <= {"block", "unblock"}]
     assert sum(kernel.calls for kernel in kernels if kernel.rule == "contraction") == levels
     # Relu stands alone: the reshape before it moves nothing.
-    assert [kernel.name for kernel in kernels if kernel.rule != "contraction"] == ["unblock", "relu"]
+    assert [kernel.name for kernel in kernels if kernel.rule != "contraction"] == ["relu"]
     assert not any("data" in kernel.rule or "shape_tensor" in kernel.name for kernel in compiled.report().kernels)
     small = [rng.standard_normal(shape).astype(np.float32) for shape in ((1, 3, 1, 40), (8, 3, kernel, kernel), (8, 8, kernel, kernel))]
     if kernel == 3 and pad == 0:
