@@ -312,3 +312,13 @@ def test_parts_of_one_lose_their_axis_as_in_onnxruntime() -> None:
     )
 
     check(model, [{"x": X[0, :3]}])
+
+
+@pytest.mark.parametrize("p", [3, -4])
+def test_a_position_counts_though_items_are_empty(p: int) -> None:
+    module = tc.compile(parsed("g (float[n, 4] x, int64 t, int64 p) => (float[a, b] y) {" + COLLECT + ENDS["one that data choose"] + "}"))
+    nothing = np.zeros((0, 4), np.float32)
+
+    assert module(nothing, np.array(3), np.array(2)).shape == (0, 4)
+    with pytest.raises(InputError, match=f"index {p} is out of range for axis 0 of size 3"):
+        module(nothing, np.array(3), np.array(p))

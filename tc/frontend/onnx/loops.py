@@ -204,8 +204,8 @@ def _onnx_body(n: NodeContext, values: StoredForms, collected: Sequence[int]) ->
 
 def _row(c: Calls, sequence: AnyValue) -> ModelValue:
     """The items of a sequence along a first axis. UnsupportedError where they are not of one type."""
-    items = [only_tensor(item) for item in sequence.items] if isinstance(sequence, SequenceValue) else []
-    first = items[0]
+    assert isinstance(sequence, SequenceValue) and sequence.items, "the body puts something into it"
+    first, *_ = items = [only_tensor(item) for item in sequence.items]
     if not all((item.rank, item.dtype) == (first.rank, first.dtype) and are_same(c, item.shape, first.shape) for item in items):
         raise UnsupportedError("a loop puts tensors of several types into a sequence", code="TC1018")
     rows = [c.call("unsqueeze", item, axes=(0,)) for item in items]

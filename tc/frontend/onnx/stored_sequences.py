@@ -156,9 +156,12 @@ def from_packed(c: Calls, tensors: Sequence[ModelValue], rank: int, what: str) -
 
 def item(c: Calls, sequence: StoredSequence, position: ModelValue) -> ModelValue:
     """The item at a position, which is checked when the model runs; one below 0 counts from the end."""
-    if sequence.dims is not None:
-        return c.call("gather", stacked(c, sequence, sequence.dims, 0), c.call("reshape", position, shape=()), axis=0)
-    place = _place(c, position, sequence.length)
+    dims = sequence.dims
+    if dims is not None and all(prove(dim >= 1, c.facts) is True for dim in dims):
+        return c.call("gather", stacked(c, sequence, dims, 0), c.call("reshape", position, shape=()), axis=0)
+    place = _place(c, position, sequence.length)  # where an item has no elements, nothing would look at its position
+    if dims is not None:
+        return c.call("reshape", _rows(c, stacked(c, sequence, dims, 0), place, const(1)), shape=dims)
     first, size = _extent(c, sequence, place)
     row = c.call("reshape", _rows(c, sequence.shapes, place, const(1)), shape=(sequence.rank,))
     return c.call("reshape", _rows(c, sequence.elements, first, size), shape=_dims(c, row, "shape"))

@@ -174,7 +174,6 @@ STRIDED, FAR, SYMBOLIC = 0.35, 0.1, 0.5
 """What is left of the rate of plain depthwise convolutions where neighbours in the result are a few elements apart in the image, where
 they are so far apart that they are gathered, and where the image's size is symbolic."""
 
-
 DENSE_WINDOWS, STRIDED_WINDOWS, LEAST_OF_ROWS = 2.25, 0.87, 0.6
 """How much faster plain convolutions of f32 in one group are than others, where rows of the result fill vectors; what is left of that
 where neighbours are apart in the image, and for rows of less than a vector. On Zen 4 that is nine tenths of the rate on blocks."""

@@ -126,13 +126,8 @@ def _schedule_contraction(schedule: Schedule, target: Target, on_tiles: bool) ->
     others = frozenset[str]() if not few else _schedule_few_rows(schedule, few[name], few[final], frozenset(few.values()), target)
     contraction = contraction_of(schedule, name)
     if tiles is None:
-        near = _near_images_apart(schedule, name, final, target, others)
-        both = frozenset(near.values())
-        if near:
-            copy, rest = contraction_of(schedule, near[name]), frozenset(_blocks(schedule, both))
-            _schedule_versions(schedule, copy, near[name], near[final], target, dot, rest)
-            both = frozenset(_blocks(schedule, rest))
-        _schedule_versions(schedule, contraction_of(schedule, name), name, final, target, dot, others | both)
+        others |= _schedule_near_images(schedule, name, final, target, dot, others)
+        _schedule_versions(schedule, contraction_of(schedule, name), name, final, target, dot, others)
     else:
         _schedule_windows(schedule, name, final, tiles, target)
     if apart:
@@ -175,15 +170,22 @@ def _small_apart(schedule: Schedule, name: str, final: str, target: Target) -> d
     return (asked and split_off(schedule, _blocks(schedule), lambda: schedule.specialize(*both))) or None  # type: ignore[arg-type]
 
 
-def _near_images_apart(schedule: Schedule, name: str, final: str, target: Target, apart: frozenset[str]) -> dict[str, str]:
-    """A version for images that stay in the second-level cache while they are padded, where their size is symbolic: its blocks by those of
-    the program, but for those `apart`. None where that is no question."""
+def _schedule_near_images(
+    schedule: Schedule, name: str, final: str, target: Target, dot: Dot | None, apart: frozenset[str]
+) -> frozenset[str]:
+    """Schedule a version for images that stay in the second-level cache while they are padded, where their size is symbolic; all blocks
+    that it then has, none where that is no question. `apart`: blocks of other versions."""
     contraction = contraction_of(schedule, name)
     roles = roles_of(schedule, contraction, final, lanes_for(block_info(schedule, final), target))
     row = padded_row(contraction, roles, operands_of(schedule, contraction))
     least = [] if row is None else least_of_far(schedule, contraction, roles, row, target)
     asked = [part for each in least if extent_value(schedule, each[0]) is None for part in each]
-    return split_off(schedule, _blocks(schedule, apart), lambda: schedule.specialize(*asked)) if asked else {}  # type: ignore[arg-type]
+    near = split_off(schedule, _blocks(schedule, apart), lambda: schedule.specialize(*asked)) if asked else {}  # type: ignore[arg-type]
+    if not near:
+        return frozenset()
+    others = frozenset(_blocks(schedule, frozenset(near.values())))
+    _schedule_versions(schedule, contraction_of(schedule, near[name]), near[name], near[final], target, dot, others)
+    return frozenset(_blocks(schedule, others))
 
 
 def _schedule_few_rows(schedule: Schedule, name: str, final: str, blocks: frozenset[str], target: Target) -> frozenset[str]:

@@ -70,6 +70,7 @@ IMAGE_COLUMNS_OF_L2, LEAST_PIXELS_TOGETHER = 0.4, 4
 """The same for images in blocks of channels, in which each block of a sum lies far from the one before: read again for every tile of
 columns, images of 10 MB and more took half as long again (640 to 1,280 channels of 64 x 64 pixels)."""
 
+
 @dataclass(frozen=True)
 class TileNest:
     """The loops around a tile, and the leading ones that may be parallel.
